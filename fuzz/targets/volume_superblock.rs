@@ -1,10 +1,10 @@
-//! Superblocks of volume pools: any bytes, and changed superblocks with a right checksum.
+//! Superblocks and claims of volume pools: any bytes, and changed ones with a right checksum.
 //!
 //! An accepted superblock is written and read again without a change, every segment is inside its device, and segments overlap
 //! neither each other nor the superblocks.
 #![no_main]
 
-use aryk_volume_store::{SUPERBLOCK_BYTES, Superblock};
+use aryk_volume_store::{CLAIM_BYTES, Claim, SUPERBLOCK_BYTES, Superblock};
 use crc_fast::{CrcAlgorithm, checksum};
 use libfuzzer_sys::fuzz_target;
 
@@ -34,6 +34,15 @@ fuzz_target!(|data: &[u8]| {
         check(&superblock);
     }
     let _ = Superblock::parse(data);
+    let claim = &mut bytes.clone()[..CLAIM_BYTES];
+    claim[CHECKSUM].fill(0);
+    let sum = checksum(CrcAlgorithm::Crc32Iscsi, claim) as u32;
+    claim[CHECKSUM].copy_from_slice(&sum.to_le_bytes());
+    for bytes in [data, claim] {
+        if let Some(claim) = Claim::parse(bytes) {
+            assert_eq!(Claim::parse(&claim.encode()).map(|again| again.beat), Some(claim.beat));
+        }
+    }
     bytes[CHECKSUM].fill(0);
     let sum = checksum(CrcAlgorithm::Crc32Iscsi, &bytes) as u32;
     bytes[CHECKSUM].copy_from_slice(&sum.to_le_bytes());

@@ -346,6 +346,10 @@ impl Control {
         self.controllers.delete_all().await;
         self.nvmf.close().await;
         crate::pool_positions::save_all(self).await;
+        // The daemon of another host need not wait until their claims are old.
+        for pool in self.volumes.pools.list().into_iter().filter(|pool| pool.has_claim()) {
+            self.volumes.pools.close(&pool).await;
+        }
         self.disks.close().await;
         crate::methods::nvme::close(self).await;
         self.rbd.clusters.close().await;

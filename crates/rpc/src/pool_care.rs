@@ -1,5 +1,5 @@
 //! Looks after pools: finishes changes that a shard has refused, warns of pools that become full, stores how far they are, counts
-//! the space of their volumes, and scrubs them. Control context.
+//! the space of their volumes, scrubs them, and renews their claims. Control context.
 
 use crate::Control;
 use crate::methods::volumes::announce;
@@ -41,6 +41,7 @@ pub async fn look_after_pools(control: Weak<Control>) {
                 tokio::task::spawn_local(look_after(control.clone(), pool.clone()));
                 tokio::task::spawn_local(count_space(pool.clone()));
                 tokio::task::spawn_local(scrub(pool.clone()));
+                tokio::task::spawn_local(renew_claim(pool.clone()));
                 known.push(pool);
             }
         }
@@ -65,6 +66,15 @@ async fn look_after(control: Weak<Control>, pool: std::sync::Weak<Pool>) {
         }
         drop(now);
         tokio::time::sleep(PERIOD).await;
+    }
+}
+
+/// Renews the claim of a pool that other hosts reach, as long as it is open.
+async fn renew_claim(pool: std::sync::Weak<Pool>) {
+    while let Some(now) = pool.upgrade().filter(|pool| !pool.has_ended()) {
+        let Some(pause) = now.renew_claim().await else { return };
+        drop(now);
+        tokio::time::sleep(pause).await;
     }
 }
 

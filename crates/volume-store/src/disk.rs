@@ -64,6 +64,17 @@ pub struct DiskOp {
     pub request: DiskRequest,
 }
 
+impl DiskOp {
+    /// Ends the operation without the disk.
+    pub fn refuse(self, error: StoreError) -> DiskDone {
+        let buffer = match self.request {
+            DiskRequest::Read { buffer, .. } | DiskRequest::Write { buffer, .. } => Some(buffer),
+            DiskRequest::Flush | DiskRequest::Discard { .. } => None,
+        };
+        DiskDone { tag: self.tag, buffer, result: Err(error) }
+    }
+}
+
 /// The end of an operation.
 #[derive(Debug)]
 pub struct DiskDone {

@@ -23,6 +23,7 @@
 #![forbid(unsafe_code)]
 
 mod checksum;
+mod claim;
 mod disk;
 mod erase;
 mod error;
@@ -39,6 +40,7 @@ mod share;
 mod store;
 mod superblock;
 
+pub use claim::{CLAIM_BYTES, CLAIM_PLACE, Claim};
 pub use disk::{DiskDone, DiskOp, DiskRequest, DiskTag};
 pub use erase::Erasing;
 pub use error::{Error, Finding, Structure};

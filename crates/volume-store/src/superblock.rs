@@ -10,13 +10,14 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 use crate::checksum;
+use crate::claim::ROOM_BYTES as CLAIM_ROOM;
 
 /// Byte offsets of the two copies. A tool that overwrites the start of a disk leaves the second one.
 pub const PLACES: [u64; 2] = [0, 1 << 20];
 /// Byte offsets of the two places of copies of the manifest, directly behind those of the superblock, and the bytes of each.
 pub const COPY_PLACES: [u64; 2] = [PLACES[0] + SUPERBLOCK_BYTES as u64, PLACES[1] + SUPERBLOCK_BYTES as u64];
-/// Bytes of each of these places.
-pub const COPY_BYTES: u64 = (1 << 20) - SUPERBLOCK_BYTES as u64;
+/// Bytes of each of these places. The claim is behind the first one ([`crate::CLAIM_PLACE`]).
+pub const COPY_BYTES: u64 = (1 << 20) - SUPERBLOCK_BYTES as u64 - CLAIM_ROOM;
 /// Bytes of a copy.
 pub const SUPERBLOCK_BYTES: usize = 4096;
 /// The version of the format that this crate writes.
@@ -336,14 +337,13 @@ impl Superblock {
         copies.chain(areas).chain(extents).collect()
     }
 
-    /// Whether the places of copies of the manifest are on this device, and belong to nothing else.
-    pub(crate) fn has_room_for_copies(&self) -> bool {
-        let is_on = |bytes: u64| COPY_PLACES.iter().all(|place| place + COPY_BYTES <= bytes);
+    /// Whether the places of copies of the manifest, and that of the claim, are on this device and belong to nothing else.
+    pub fn has_room_for_copies(&self) -> bool {
+        const ROOM: u64 = COPY_BYTES + CLAIM_ROOM;
+        let is_on = |bytes: u64| COPY_PLACES.iter().all(|place| place + ROOM <= bytes);
         let is_elsewhere = |(place, bytes, _): (Place, u64, &str)| {
             place.device != self.device
-                || COPY_PLACES
-                    .iter()
-                    .all(|copy| place.offset >= copy + COPY_BYTES || place.offset + bytes <= *copy)
+                || COPY_PLACES.iter().all(|copy| place.offset >= copy + ROOM || place.offset + bytes <= *copy)
         };
         self.devices.get(self.device as usize).is_some_and(|device| is_on(device.bytes))
             && self.parts().into_iter().all(is_elsewhere)

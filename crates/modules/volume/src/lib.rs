@@ -5,6 +5,7 @@
 //! | --- | --- |
 //! | `pool` | [`Pool`]: a pool, its volumes and their disks; commands |
 //! | `pools` | [`Pools`]: all pools; creating, finding, deleting them |
+//! | `claim` | keeps daemons of other hosts away from a pool, and this one when another has it |
 //! | `visit` | a short task with a channel of a disk, on a reactor |
 //! | `copy` | copies of parts of a disk to another |
 //! | `part` | a part of a pool: a root on one reactor, for one shard |
@@ -23,6 +24,7 @@
 #![forbid(unsafe_code)]
 
 mod branch;
+mod claim;
 mod copy;
 mod device;
 mod disk;
@@ -181,6 +183,27 @@ pub enum Error {
     Copy {
         /// What failed.
         what: &'static str,
+        /// The status of the request.
+        status: aryk_bdev::Status,
+    },
+    /// Another daemon has the pool open.
+    #[error(
+        "the pool on `{disk}` is in use by the daemon with process ID {pid} on the host `{host}`: \
+         end that daemon, or its access to the disk, and open the pool again"
+    )]
+    InUse {
+        /// The disk.
+        disk: String,
+        /// The other daemon's host.
+        host: String,
+        /// Its process ID there.
+        pid: u32,
+    },
+    /// The claim of a pool cannot be read or written.
+    #[error("the claim of the pool on `{disk}` cannot be taken: {status:?}")]
+    Claim {
+        /// The disk.
+        disk: String,
         /// The status of the request.
         status: aryk_bdev::Status,
     },

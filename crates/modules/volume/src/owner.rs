@@ -11,6 +11,7 @@ mod moving;
 mod rest;
 
 use crate::branch::Ends;
+use crate::claim::Right;
 use crate::device::VolumeKey;
 use crate::disk::{BaseDisk, Ended};
 use crate::foreign::{ForeignDisks, Reader};
@@ -335,7 +336,7 @@ impl Owner {
         if self.is_draining() {
             return self.drain(cx);
         }
-        self.take_requests();
+        self.take_requests(cx);
         self.abort_requests(cx);
         let (Phase::Loading(running, _) | Phase::Running(running)) = &mut self.phase else { return };
         let is_in_use = running.engine.is_in_use() || running.engine.state() == State::Opening;
@@ -366,6 +367,7 @@ impl Owner {
         let (Phase::Loading(running, _) | Phase::Running(running)) = &mut self.phase else { return false };
         let Running { engine, store } = running;
         let mut is_answered = false;
+        let right = self.place.right(cx.now());
         loop {
             while let Some((id, op)) = engine.next_op() {
                 match op {
@@ -380,12 +382,16 @@ impl Owner {
                     op => store.submit(id, op),
                 }
             }
-            while let Some(op) = store.next_op() {
-                if let Some(op) = self.clients.hand_out(op) {
+            let mut is_quiet = true;
+            // The renewal of the claim rings the bell of a root that waits.
+            while let Some(op) = (right != Right::Waits).then(|| store.next_op()).flatten() {
+                if right == Right::Lost {
+                    store.completed(op.refuse(StoreError::Gone));
+                    is_quiet = false;
+                } else if let Some(op) = self.clients.hand_out(op) {
                     disk.start(op, cx);
                 }
             }
-            let mut is_quiet = true;
             while let Some(done) = disk.next_done() {
                 store.completed(done);
                 is_quiet = false;
@@ -435,9 +441,10 @@ impl Owner {
     }
 
     /// Takes requests from the clients, up to the budget of a poll.
-    fn take_requests(&mut self) {
+    fn take_requests(&mut self, cx: &mut Cx) {
         let Phase::Running(running) = &mut self.phase else { return };
         let mut bytes = 0;
+        let is_lost = self.place.is_lost();
         for _ in 0..POLL_REQUESTS {
             // A disk that does not answer must not fill memory with what is aborted.
             let read_bytes = self.read_bytes + running.engine.abandoned_bytes();
@@ -453,6 +460,11 @@ impl Owner {
             }
             self.clients.note_taken(client, if io.op == Op::Write { io.data.len().into() } else { 0 });
             let key = self.requests.add(InFlight { client, volume, io, stage, is_aborted: false });
+            if is_lost {
+                self.read_bytes -= if locates { 0 } else { read_bytes_of(&io) };
+                Self::complete(&mut self.requests, &mut self.clients, key, Status::Medium, cx);
+                continue;
+            }
             let action = if locates { Action::Locate } else { action_of(&io) };
             running.engine.submit(to_engine(key, volume, &io, action));
         }

@@ -1,16 +1,18 @@
 //! A part of a pool: a root on one reactor, which runs the engine and the store of a shard. Control context.
 
+use crate::claim::{Held, Holder, Lease, Pace, Right};
 use crate::owner::{Call, Leave, Owner, Ready, Setup, Start};
 use crate::pool::lock;
 use crate::{Error, FormatError};
 use aryk_bdev::{Access, Bdev, Descriptor, Env, Event, OpenError};
-use aryk_reactor::{Bell, CoreSet, Cx, Gone, Hold, MoveError, RootId};
+use aryk_reactor::{Bell, CoreSet, Cx, Gone, Hold, MoveError, Nanos, RootId};
 use aryk_volume::{Answer, Command, Settings, Shard, State};
 use aryk_volume_store::Store;
 use futures_channel::oneshot;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use uuid::Uuid;
 
 /// The number of the next part. Reactors may have pools of several registries, so the numbers are the process's.
 static NUMBERS: AtomicU64 = AtomicU64::new(1);
@@ -22,6 +24,8 @@ pub(crate) struct Place {
     /// Which part of the pool it is.
     pub shard: Shard,
     pub signals: Arc<Signals>,
+    /// `None` if no other host reaches the base.
+    lease: Option<Arc<Lease>>,
     home: Mutex<Home>,
     /// The base, for branches; `None` once the pool ends.
     base: Mutex<Option<Descriptor>>,
@@ -64,6 +68,16 @@ impl Place {
         let before = home.root.replace((owner, root));
         drop(home);
         drop(before);
+    }
+
+    /// Whether the base may be used now.
+    pub fn right(&self, now: Nanos) -> Right {
+        self.lease.as_ref().map_or(Right::Valid, |lease| lease.right(now))
+    }
+
+    /// Whether another daemon has the pool.
+    pub fn is_lost(&self) -> bool {
+        self.lease.as_ref().is_some_and(|lease| lease.is_lost())
     }
 
     /// The base of the pool.
@@ -112,17 +126,35 @@ impl Signals {
     }
 }
 
-/// The roots to which the removal of their base is told.
+/// To whom the removal of a base is told.
 #[derive(Default)]
-struct Removal {
+pub(crate) struct Removal {
     is_removed: bool,
     signals: Vec<Arc<Signals>>,
+    /// Dropped with the removal.
+    listener: Option<oneshot::Sender<()>>,
+}
+
+impl Removal {
+    /// Returns what ends with the removal. There is one listener: one before this one hears that the disk is removed.
+    pub fn listen(&mut self) -> oneshot::Receiver<()> {
+        let (sender, removal) = oneshot::channel();
+        self.listener = (!self.is_removed).then_some(sender);
+        removal
+    }
+
+    /// The listener hears that the disk is removed, though it is not.
+    pub fn stop_listening(&mut self) {
+        self.listener = None;
+    }
 }
 
 /// A base disk, which its opener has for itself.
 pub(crate) struct BaseHold {
     descriptor: Descriptor,
     removal: Arc<Mutex<Removal>>,
+    /// Of the pool that is to be opened; `None` if no other host reaches the disk.
+    claim: Option<Arc<Held>>,
 }
 
 impl BaseHold {
@@ -134,6 +166,7 @@ impl BaseHold {
             if event == Event::Removed {
                 let mut removal = lock(&of_listener);
                 removal.is_removed = true;
+                removal.listener = None;
                 for signals in &removal.signals {
                     signals.is_base_removed.store(true, Ordering::Release);
                     signals.bell().ring();
@@ -143,7 +176,34 @@ impl BaseHold {
         if descriptor.bdev().device().is_read_only() {
             return Err(Error::ReadOnlyBase(descriptor.bdev().name().to_owned()));
         }
-        Ok(Self { descriptor, removal })
+        Ok(Self { descriptor, removal, claim: None })
+    }
+
+    /// Takes the claim of a pool on the disk, if other hosts reach it.
+    pub async fn take_claim(
+        &mut self,
+        env: &Env,
+        pool: Uuid,
+        holder: &Holder,
+        pace: Pace,
+    ) -> Result<(), Error> {
+        self.claim = Held::take(env, self, pool, holder, pace).await?;
+        Ok(())
+    }
+
+    /// The claim that was taken.
+    pub const fn claim(&self) -> Option<&Arc<Held>> {
+        self.claim.as_ref()
+    }
+
+    /// The open disk.
+    pub fn descriptor(&self) -> Descriptor {
+        self.descriptor.clone()
+    }
+
+    /// To whom the removal of the disk is told.
+    pub const fn removal(&self) -> &Arc<Mutex<Removal>> {
+        &self.removal
     }
 
     /// The disk.
@@ -186,6 +246,7 @@ impl BaseHold {
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
             shard,
             signals: Arc::clone(&signals),
+            lease: self.claim.as_ref().map(|claim| Arc::clone(&claim.lease)),
             home: Mutex::new(Home { core: hold.core(), root: None, thread: 0 }),
             base: Mutex::new(Some(descriptor.clone())),
         });

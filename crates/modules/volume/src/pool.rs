@@ -9,6 +9,7 @@ mod upkeep;
 pub use scrub::{ScrubReport, ScrubSettings, ScrubState};
 pub use upkeep::SpaceCount;
 
+use crate::claim::Held;
 use crate::device::VolumeDisk;
 use crate::gate::Gate;
 use crate::note::Intent;
@@ -146,6 +147,8 @@ pub enum Health {
     Ready,
     /// Its disk has failed: reads are served.
     ReadOnly(StoreError),
+    /// Another daemon has taken it over: nothing is served.
+    TakenOver,
 }
 
 /// A pool of volumes on a base disk.
@@ -169,6 +172,8 @@ pub struct Pool {
     images: Mutex<BTreeMap<String, Arc<Bdev>>>,
     last_count: Mutex<Option<Arc<SpaceCount>>>,
     scrubbing: scrub::Scrubbing,
+    /// `None` if no other host reaches the base.
+    claim: Option<Arc<Held>>,
     /// Held by each change of the volumes, from its first check until the list of volumes has it.
     changing: tokio::sync::Mutex<()>,
     /// Whether the pool is being deleted.
@@ -188,6 +193,7 @@ impl Pool {
         base: Arc<Bdev>,
         parts: Vec<Part>,
         ready: Vec<Ready>,
+        claim: Option<Arc<Held>>,
     ) -> Result<Arc<Self>, Error> {
         let identity = parts[0].root.call(|owner, _| owner.identity()).await.ok().flatten();
         let (uuid, name) = identity.ok_or(Error::Ended)?;
@@ -215,6 +221,7 @@ impl Pool {
             images: Mutex::default(),
             last_count: Mutex::default(),
             scrubbing: scrub::Scrubbing::default(),
+            claim,
             changing: tokio::sync::Mutex::default(),
             is_ending: AtomicBool::new(false),
         }))
@@ -267,6 +274,9 @@ impl Pool {
 
     /// Whether its disk has failed.
     pub fn health(&self) -> Health {
+        if self.claim.as_ref().is_some_and(|claim| claim.lease.is_lost()) {
+            return Health::TakenOver;
+        }
         let error = self.parts.iter().find_map(|part| match part.signals.state() {
             Some(State::ReadOnly(error)) => Some(error),
             _ => None,
@@ -801,11 +811,31 @@ impl Pool {
         Ok(())
     }
 
-    /// Ends the pool: its base is free when this returns. The disks of its volumes were removed before.
+    /// Ends the pool: its base is free when this returns. The disks of its volumes were removed before, or fail their requests.
     pub async fn close(&self) {
+        let base = self.parts[0].place.base();
         for part in &self.parts {
             part.end().await;
         }
+        if let (Some(claim), Ok(base)) = (&self.claim, base) {
+            claim.release(base).await;
+        }
+    }
+
+    /// Whether other hosts reach its base, so that its claim must be renewed.
+    pub const fn has_claim(&self) -> bool {
+        self.claim.is_some()
+    }
+
+    /// Renews the claim of the pool, if other hosts reach its base. Returns when that is due again; `None` if it is not.
+    pub async fn renew_claim(&self) -> Option<Duration> {
+        let claim = self.claim.as_ref()?;
+        let base = self.parts[0].place.base().ok()?;
+        // Without a reactor, or a channel there, the next attempt may succeed.
+        if claim.renew(base, Duration::ZERO).await.unwrap_or(false) {
+            self.parts.iter().for_each(|part| part.signals.bell().ring());
+        }
+        (!claim.lease.is_lost()).then(|| claim.pause())
     }
 }
 

@@ -1,5 +1,6 @@
 //! All pools of a process. Control context.
 
+use crate::claim::{Holder, Pace};
 use crate::device::VolumeDisk;
 use crate::owner::{Ready, Start};
 use crate::part::{BaseHold, Starting};
@@ -119,22 +120,61 @@ impl Made<'_> {
         Ok(())
     }
 
-    /// The pool.
-    async fn into_pool(self) -> Result<Arc<Pool>, Error> {
-        let parts = self.starting.into_iter().map(|starting| starting.part);
-        let mut all: Vec<_> = parts.zip(self.ready).collect();
-        all.sort_by_key(|(part, _)| part.place.shard.index());
-        let (parts, ready) = all.into_iter().unzip();
-        Pool::new(self.env, Arc::clone(self.hold.bdev()), parts, ready).await
+    /// The pool, whose shards `start` starts. Changes that were interrupted are finished. Its claim is renewed meanwhile.
+    ///
+    /// # Errors
+    /// [`Error`]. No shard is left then, and the claim was given back.
+    async fn into_pool_by(
+        mut self,
+        start: impl AsyncFnOnce(&mut Self) -> Result<(), Error>,
+    ) -> Result<Arc<Pool>, Error> {
+        let claim = self.hold.claim().cloned();
+        let base = self.hold.descriptor();
+        let make = async {
+            start(&mut self).await?;
+            let parts = self.starting.into_iter().map(|starting| starting.part);
+            let mut all: Vec<_> = parts.zip(self.ready).collect();
+            all.sort_by_key(|(part, _)| part.place.shard.index());
+            let (parts, ready) = all.into_iter().unzip();
+            let disk = Arc::clone(self.hold.bdev());
+            let pool = Pool::new(self.env, disk, parts, ready, claim.clone()).await?;
+            match pool.recover().await {
+                Ok(()) => Ok(pool),
+                Err(error) => {
+                    pool.close().await;
+                    Err(error)
+                }
+            }
+        };
+        let Some(claim) = &claim else { return make.await };
+        let made = claim.renew_during(&base, make).await;
+        if made.is_err() {
+            claim.release(base).await;
+        }
+        made
     }
 }
 
 /// The pools.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Pools {
     open: Mutex<Vec<Arc<Pool>>>,
     /// Names that pools are about to get.
     reserved: Mutex<BTreeSet<String>>,
+    /// Who claims pools that other hosts reach, and when.
+    pub(crate) holder: Holder,
+    pub(crate) pace: Pace,
+}
+
+impl Default for Pools {
+    fn default() -> Self {
+        Self {
+            open: Mutex::default(),
+            reserved: Mutex::default(),
+            holder: Holder::new(),
+            pace: Pace::default(),
+        }
+    }
 }
 
 /// A name that a pool is about to get.
@@ -208,24 +248,29 @@ impl Pools {
             return Err(Error::Nested(base));
         }
         let all = shards_of(shards).ok_or(Error::Shards(shards))?;
-        let hold = BaseHold::new(env, &base, &format!("the pool {name}"))?;
+        let mut hold = BaseHold::new(env, &base, &format!("the pool {name}"))?;
         let whole = base_of(&bdev);
-        // The first shard has the beginning of the disk only.
-        if shards > 1 && !force {
+        // The first shard has the beginning of the disk only, and the claim is written before anything else.
+        let looks_first = shards > 1 || bdev.device().limits().is_shared;
+        if looks_first && !force {
             hold.run(env, Start::Look(Box::new(Looking::new(whole)))).await?;
         }
+        hold.take_claim(env, uuid, &self.holder, self.pace).await?;
         let start = |shard: Shard| {
             let base = share_of(whole, shard);
             let segment_bytes = segment_bytes.unwrap_or_else(|| segment_bytes_of(base.bytes));
             let options = Options::new(uuid, Uuid::new_v4(), &name, alignment_of(&bdev));
             let options = Options { segment_bytes, shard, ..options };
-            Ok(Start::Format(Box::new(Formatting::new(base, &options, force || shards > 1)?)))
+            Ok(Start::Format(Box::new(Formatting::new(base, &options, force || looks_first)?)))
         };
-        let mut made = Made { env, hold, settings, starting: Vec::new(), ready: Vec::new() };
+        let made = Made { env, hold, settings, starting: Vec::new(), ready: Vec::new() };
         // The first shard is made last: then the pool exists.
-        made.start(all[1..].iter().copied(), &start).await?;
-        made.start(all[..1].iter().copied(), &start).await?;
-        let pool = made.into_pool().await?;
+        let pool = made
+            .into_pool_by(async |made: &mut Made<'_>| {
+                made.start(all[1..].iter().copied(), &start).await?;
+                made.start(all[..1].iter().copied(), &start).await
+            })
+            .await?;
         lock(&self.open).push(Arc::clone(&pool));
         if settings != Settings::default() || cluster != note::USUAL_CLUSTER {
             pool.store_settings(&settings, cluster).await?;
@@ -311,25 +356,28 @@ impl Pools {
         let mut shards = 1;
         let mut expected = Expected::default();
         let mut positions = Vec::new();
+        let mut claimed = None;
         if let Ok(superblock) = superblock {
             self.check_is_only(superblock.pool, disk)?;
             positions = last(superblock.pool);
+            claimed = superblock.has_room_for_copies().then_some(superblock.pool);
             (shards, expected.pool) = (superblock.shard.count(), Some(superblock.pool));
         }
-        let hold = BaseHold::new(env, disk, "a pool")?;
+        let mut hold = BaseHold::new(env, disk, "a pool")?;
+        if let Some(pool) = claimed {
+            hold.take_claim(env, pool, &self.holder, self.pace).await?;
+        }
         let whole = base_of(hold.bdev());
         let start = |shard: Shard| {
             let position = positions.get(shard.index() as usize).copied();
             let expected = Expected { shard: Some(shard), position, ..expected };
             Ok(Start::Open(Box::new(Opening::new(share_of(whole, shard), expected))))
         };
-        let mut opened = Made { env, hold, settings, starting: Vec::new(), ready: Vec::new() };
-        opened.start(shards_of(shards).ok_or(Error::Shards(shards))?.into_iter(), &start).await?;
-        let pool = opened.into_pool().await?;
-        if let Err(error) = pool.recover().await {
-            pool.close().await;
-            return Err(error);
-        }
+        let shards = shards_of(shards).ok_or(Error::Shards(shards))?;
+        let opened = Made { env, hold, settings, starting: Vec::new(), ready: Vec::new() };
+        let pool = opened
+            .into_pool_by(async |opened: &mut Made<'_>| opened.start(shards.into_iter(), &start).await)
+            .await?;
         if let Err(error) = self.check_is_only(pool.uuid(), disk) {
             pool.close().await;
             return Err(error);

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use tempfile::TempDir;
 
 mod branches;
+mod claims;
 mod images;
 mod lives;
 mod moving;

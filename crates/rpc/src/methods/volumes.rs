@@ -636,7 +636,7 @@ impl From<module::Error> for Error {
         use module::Error as Of;
         let errno = match &error {
             Of::Registry(error) => return error.clone().into(),
-            Of::Busy(_) | Of::Unfinished(_) => Errno::BUSY,
+            Of::Busy(_) | Of::Unfinished(_) | Of::InUse { .. } => Errno::BUSY,
             Of::NoThread => Errno::AGAIN,
             Of::Open(_) | Of::Ended | Of::NoPool(_) | Of::NoPoolOn(_) | Of::NoVolume(_) => Errno::NODEV,
             Of::Format(error) => match error {
@@ -671,7 +671,7 @@ impl From<module::Error> for Error {
             | Of::Size(_)
             | Of::Shards(_)
             | Of::Cluster(_) => Errno::INVAL,
-            Of::Copy { .. } => Errno::IO,
+            Of::Copy { .. } | Of::Claim { .. } => Errno::IO,
         };
         Self::errno(errno, error.to_string())
     }

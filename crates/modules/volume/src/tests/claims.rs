@@ -1,0 +1,344 @@
+//! Two daemons that reach the disk of one pool, as on two hosts.
+
+use super::*;
+use crate::claim::{Holder, Pace};
+use aryk_bdev::{Channel, Completion, Device, Geometry, Io, Io as Request, Limits, OpSet, OpenError, Tag};
+use aryk_dma::Mapping;
+use aryk_reactor::{Cx, RootId};
+use aryk_volume_store::{CLAIM_BYTES, CLAIM_PLACE, Claim};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+const BLOCK: u32 = 512;
+
+/// A disk that other hosts reach.
+struct SharedDisk {
+    memory: Arc<Mapping>,
+    /// Whether it compares and writes at once.
+    is_atomic: bool,
+}
+
+impl Device for SharedDisk {
+    fn product(&self) -> &'static str {
+        "shared"
+    }
+
+    fn geometry(&self) -> Geometry {
+        Geometry {
+            block_size: BLOCK,
+            physical_block_size: BLOCK,
+            blocks: Blocks(self.memory.len() / u64::from(BLOCK)),
+            optimal_io_blocks: Blocks::ZERO,
+        }
+    }
+
+    fn limits(&self) -> Limits {
+        Limits { is_shared: true, compare_and_write_blocks: Blocks(1), ..Limits::default() }
+    }
+
+    fn ops(&self) -> OpSet {
+        if self.is_atomic { OpSet::PLAIN.with(Op::CompareAndWrite) } else { OpSet::PLAIN }
+    }
+
+    fn open_channel(&self, root: RootId, _: &mut Cx) -> Result<Box<dyn Channel>, OpenError> {
+        let memory = Arc::clone(&self.memory);
+        Ok(Box::new(SharedChannel { root, memory, submitted: VecDeque::new() }))
+    }
+}
+
+struct SharedChannel {
+    root: RootId,
+    memory: Arc<Mapping>,
+    submitted: VecDeque<Io>,
+}
+
+impl Channel for SharedChannel {
+    fn submit(&mut self, io: &Request, cx: &mut Cx) {
+        self.submitted.push_back(*io);
+        cx.wake(self.root);
+    }
+
+    fn abort(&mut self, _: Tag, _: &mut Cx) {}
+
+    fn poll(&mut self, _: &mut Cx, out: &mut Vec<Completion>) {
+        for io in self.submitted.drain(..) {
+            let (offset, len) = (io.lba.to_bytes(BLOCK).0, io.blocks.to_bytes(BLOCK).0);
+            let mut status = Status::Ok;
+            match io.op {
+                Op::Read => io.data.load_from(&self.memory, offset),
+                Op::Write => io.data.store_to(&self.memory, offset),
+                Op::Unmap | Op::WriteZeroes => self.memory.zero(offset, len),
+                Op::CompareAndWrite => {
+                    let mut wanted = vec![0; len as usize];
+                    io.data.read(0, &mut wanted);
+                    let mut found = Buffer::new(len as usize, 4096);
+                    found.lend().first(len as u32).load_from(&self.memory, offset);
+                    found.reclaim();
+                    if found.bytes()[..len as usize] == wanted {
+                        io.data.slice(len as u32, len as u32).store_to(&self.memory, offset);
+                    } else {
+                        status = Status::Miscompare;
+                    }
+                }
+                _ => {}
+            }
+            out.push(Completion { tag: io.tag, status });
+        }
+    }
+}
+
+/// Intervals that a test can wait for, though its machine may be busy.
+const PACE: Pace = Pace {
+    beat: Duration::from_millis(50),
+    lease: Duration::from_secs(1),
+    watch: Duration::from_millis(1500),
+    look: Duration::from_millis(100),
+    hurry: Duration::from_secs(1),
+    settle: Duration::from_millis(100),
+};
+
+#[expect(clippy::disallowed_methods, reason = "nothing else happens meanwhile")]
+fn sleep(duration: Duration) {
+    std::thread::sleep(duration);
+}
+
+#[expect(clippy::disallowed_methods, reason = "the tests measure time")]
+fn now() -> Instant {
+    Instant::now()
+}
+
+/// Two daemons, `0` and `1`, each with a disk of its number. Both disks are the same memory. The suite's pools are those of the
+/// first.
+struct Hosts {
+    stack: Stack,
+    other: Pools,
+    memory: Arc<Mapping>,
+}
+
+impl Hosts {
+    fn new(is_atomic: bool) -> Self {
+        let mut stack = Stack::new(512);
+        let memory = Arc::new(Mapping::anonymous(BASE).expect("there is memory"));
+        for name in ["0", "1"] {
+            let disk = SharedDisk { memory: Arc::clone(&memory), is_atomic };
+            stack.env.registry().register(Identity::named(name), Arc::new(disk)).expect("it is new");
+        }
+        stack.pools = Self::daemon(1);
+        Self { stack, other: Self::daemon(2), memory }
+    }
+
+    /// A daemon on a host of its own.
+    fn daemon(number: u128) -> Pools {
+        let holder = Holder { boot: Uuid::from_u128(number), host: format!("host{number}"), ..Holder::new() };
+        let mut pools = Pools::default();
+        (pools.holder, pools.pace) = (holder, PACE);
+        pools
+    }
+
+    /// The first daemon makes a pool with a volume.
+    fn create(&self) -> Arc<Pool> {
+        let new = NewPool { segment_bytes: Some(8 << 20), ..NewPool::named("p", "0") };
+        let pool = block_on(self.stack.pools.create(&self.stack.env, new)).expect("it can be made");
+        self.while_renewed(&pool, || self.stack.volume("v", Origin::Empty));
+        pool
+    }
+
+    fn open(&self, pools: &Pools, disk: &str) -> Result<Arc<Pool>, Error> {
+        block_on(pools.open(&self.stack.env, disk, Settings::default(), |_| Vec::new()))
+    }
+
+    fn claim(&self) -> Option<Claim> {
+        let mut buffer = Buffer::new(CLAIM_BYTES, 4096);
+        buffer.lend().first(CLAIM_BYTES as u32).load_from(&self.memory, CLAIM_PLACE);
+        buffer.reclaim();
+        Claim::parse(&buffer.bytes()[..CLAIM_BYTES])
+    }
+
+    /// All that the disk has, but the claim. Nothing is written to it by a daemon that has nothing to do.
+    fn image(&self) -> Vec<u8> {
+        let mut all = Vec::with_capacity(BASE as usize);
+        let mut buffer = Buffer::new(MIB as usize, 4096);
+        for offset in (0..BASE).step_by(MIB as usize) {
+            buffer.lend().first(MIB as u32).load_from(&self.memory, offset);
+            buffer.reclaim();
+            all.extend_from_slice(buffer.bytes());
+        }
+        all[CLAIM_PLACE as usize..][..CLAIM_BYTES].fill(0);
+        all
+    }
+
+    /// Runs `f` while the claim of the pool is renewed.
+    fn while_renewed<R>(&self, pool: &Pool, f: impl FnOnce() -> R) -> R {
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    assert!(block_on(pool.renew_claim()).is_some());
+                    sleep(PACE.beat);
+                }
+            });
+            let result = f();
+            is_over.store(true, Ordering::Relaxed);
+            result
+        })
+    }
+}
+
+#[test]
+fn a_pool_in_use_is_refused_on_another_host() {
+    for is_atomic in [false, true] {
+        let hosts = Hosts::new(is_atomic);
+        let pool = hosts.create();
+        let disk = pool.find("v").unwrap().disk.unwrap();
+        let refused = hosts.while_renewed(&pool, || hosts.open(&hosts.other, "1"));
+        let host = "host1".to_owned();
+        let in_use = Error::InUse { disk: "1".to_owned(), host, pid: std::process::id() };
+        assert_eq!(refused.map(drop), Err(in_use.clone()));
+        // Nor can it be destroyed there.
+        let new = NewPool { force: true, ..NewPool::named("q", "1") };
+        let refused = hosts.while_renewed(&pool, || block_on(hosts.other.create(&hosts.stack.env, new)));
+        assert_eq!(refused.map(drop), Err(in_use));
+        hosts.while_renewed(&pool, || hosts.stack.write(&disk, 0, &[7; 4096]));
+        assert_eq!(pool.health(), Health::Ready);
+    }
+}
+
+#[test]
+fn a_pool_that_was_given_back_is_opened_at_once() {
+    for is_atomic in [false, true] {
+        let hosts = Hosts::new(is_atomic);
+        let pool = hosts.create();
+        block_on(hosts.stack.pools.close(&pool));
+        assert!(hosts.claim().unwrap().is_released);
+        let begin = now();
+        let pool = hosts.open(&hosts.other, "1").expect("it is free");
+        assert!(begin.elapsed() < PACE.watch, "{:?}", begin.elapsed());
+        assert_eq!(hosts.claim().unwrap().host, "host2");
+        block_on(hosts.other.close(&pool));
+    }
+}
+
+#[test]
+fn a_daemon_that_stopped_renewing_loses_the_pool_and_writes_nothing_more() {
+    for is_atomic in [false, true] {
+        let hosts = Hosts::new(is_atomic);
+        let pool = hosts.create();
+        let disk = pool.find("v").unwrap().disk.unwrap();
+        hosts.while_renewed(&pool, || hosts.stack.write(&disk, 0, &[7; 4096]));
+        let successor = hosts.open(&hosts.other, "1").expect("its claim does not change");
+        // Nobody renews the claim of the successor, which writes nothing more. The old daemon goes on, and does not know yet.
+        sleep(PACE.lease);
+        let image = hosts.image();
+        let (sent, refused) = std::sync::mpsc::channel();
+        let stack = &hosts.stack;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let written = stack.on_owner(&disk, async |channel: AsyncChannel| {
+                    channel.write(Lba(0), Blocks(8), Buffer::from_slice(&[9; 4096])).await.map(drop)
+                });
+                sent.send(written).expect("the test waits");
+            });
+            // It waits for the lease.
+            let early = refused.recv_timeout(Duration::from_millis(300));
+            assert!(early.is_err(), "{early:?}");
+            assert!(hosts.image() == image, "the old daemon has written");
+            assert_eq!(block_on(pool.renew_claim()), None);
+            assert_eq!(refused.recv(), Ok(Err(Status::Medium)));
+        });
+        assert_eq!(pool.health(), Health::TakenOver);
+        assert!(hosts.image() == image, "the old daemon has written");
+        let written = stack.on_owner(&disk, async |channel: AsyncChannel| {
+            let read = channel.read(Lba(0), Blocks(8), Buffer::new(4096, 4096)).await.map(drop);
+            (channel.write(Lba(0), Blocks(8), Buffer::from_slice(&[9; 4096])).await.map(drop), read)
+        });
+        assert_eq!(written, (Err(Status::Medium), Err(Status::Medium)));
+        assert!(hosts.image() == image, "the old daemon has written");
+        // Giving it back changes nothing either: it is the successor's.
+        block_on(hosts.stack.pools.close(&pool));
+        assert!(hosts.image() == image, "the old daemon has written");
+        // Both daemons of the test have one list of disks.
+        block_on(hosts.stack.env.registry().remove(disk.name())).expect("it can be removed");
+        block_on(successor.refresh()).expect("it is open");
+        let of_successor = successor.find("v").unwrap().disk.unwrap();
+        hosts.while_renewed(&successor, || {
+            assert_eq!(hosts.stack.read(&of_successor, 0, 4096), [7; 4096]);
+            let report = block_on(successor.check(true, false)).expect("it can be checked");
+            assert!(report.is_clean(), "{report:?}");
+        });
+        block_on(hosts.other.close(&successor));
+    }
+}
+
+#[test]
+fn a_daemon_that_was_stopped_for_a_while_goes_on() {
+    let hosts = Hosts::new(true);
+    let pool = hosts.create();
+    let disk = pool.find("v").unwrap().disk.unwrap();
+    sleep(PACE.lease);
+    let (sent, written) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            hosts.stack.write(&disk, 0, &[7; 4096]);
+            sent.send(()).expect("the test waits");
+        });
+        let early = written.recv_timeout(Duration::from_millis(200));
+        assert!(early.is_err(), "the claim is old, and the disk was used");
+        hosts.while_renewed(&pool, || written.recv().expect("it is written"));
+    });
+    assert_eq!(hosts.while_renewed(&pool, || hosts.stack.read(&disk, 0, 4096)), [7; 4096]);
+}
+
+#[test]
+fn the_claim_of_a_dead_process_of_the_same_host_is_taken_over_at_once() {
+    let mut hosts = Hosts::new(true);
+    let mut child = std::process::Command::new("true").spawn().expect("it can be run");
+    child.wait().expect("it ends");
+    let (pid, pools) = (child.id(), &mut hosts.stack.pools);
+    pools.holder.pid = pid;
+    hosts.other.holder = Holder { daemon: Uuid::new_v4(), pid: std::process::id(), ..pools.holder.clone() };
+    let old = hosts.create();
+    let begin = now();
+    let pool = hosts.open(&hosts.other, "1").expect("its daemon is dead");
+    assert!(begin.elapsed() < PACE.watch, "{:?}", begin.elapsed());
+    block_on(hosts.other.close(&pool));
+    block_on(hosts.stack.pools.close(&old));
+}
+
+#[test]
+fn of_daemons_that_open_a_pool_at_the_same_time_one_gets_it() {
+    for is_atomic in [false, true] {
+        let hosts = Hosts::new(is_atomic);
+        let pool = hosts.create();
+        block_on(hosts.stack.pools.close(&pool));
+        for _ in 0..3 {
+            let ended = AtomicUsize::new(0);
+            let opened: Vec<_> = std::thread::scope(|scope| {
+                let (hosts, ended) = (&hosts, &ended);
+                let open = |pools, disk| {
+                    scope.spawn(move || {
+                        let opened = hosts.open(pools, disk);
+                        ended.fetch_add(1, Ordering::Relaxed);
+                        while let Ok(pool) = &opened
+                            && ended.load(Ordering::Relaxed) < 2
+                        {
+                            assert!(block_on(pool.renew_claim()).is_some());
+                            sleep(PACE.beat);
+                        }
+                        opened
+                    })
+                };
+                let both = [open(&hosts.stack.pools, "0"), open(&hosts.other, "1")];
+                both.into_iter().map(|thread| thread.join().expect("it does not panic")).collect()
+            });
+            let count = opened.iter().filter(|pool| pool.is_ok()).count();
+            assert_eq!(count, 1, "{opened:?}");
+            for (pool, pools) in opened.into_iter().zip([&hosts.stack.pools, &hosts.other]) {
+                match pool {
+                    Ok(pool) => block_on(pools.close(&pool)),
+                    Err(error) => assert!(matches!(error, Error::InUse { .. }), "{error}"),
+                }
+            }
+        }
+    }
+}
