@@ -8,6 +8,7 @@ use aryk_dma::{Mapping, MemTable, Region, SgTable, Sgl};
 use aryk_reactor::{Clock, CoreSet, Cx, Engine, Reactor, Root, RootId, SleepPolicy, ThreadId};
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::fmt;
 use std::future::Future;
 use std::pin::pin;
 use std::rc::Rc;
@@ -134,6 +135,22 @@ impl Bench {
         requests: u16,
         bytes: u32,
     ) -> Opener {
+        let prepared = self.prepare(registry, name, access, requests, bytes);
+        self.open_prepared(prepared)
+    }
+
+    /// As [`Bench::open`], without a channel: the disk is ready for one.
+    ///
+    /// # Panics
+    /// As [`Bench::open`].
+    pub fn prepare(
+        &mut self,
+        registry: &Registry,
+        name: &str,
+        access: Access,
+        requests: u16,
+        bytes: u32,
+    ) -> Prepared {
         let events = Arc::new(Mutex::new(Vec::new()));
         let told = Arc::clone(&events);
         let listener = move |event| told.lock().expect("no one panics holding it").push(event);
@@ -142,6 +159,17 @@ impl Bench {
         let memory = GuestMemory::new(requests, Shape::room(bytes));
         let registered = registry.memory().add(memory.table.regions(), "the bench");
         self.wait("the memory to be registered", registered);
+        let reactor = self.cx().handle().clone();
+        self.wait("the reactor to be prepared", descriptor.prepare(&reactor)).expect("it can be prepared");
+        Prepared { events, descriptor, memory, block_size }
+    }
+
+    /// Opens the channel of a disk that is ready for it. Runs no turn.
+    ///
+    /// # Panics
+    /// If the channel cannot be opened.
+    pub fn open_prepared(&mut self, prepared: Prepared) -> Opener {
+        let Prepared { events, descriptor, memory, block_size } = prepared;
         let root = self.cx_root(&descriptor);
         Opener {
             root,
@@ -156,8 +184,6 @@ impl Bench {
     }
 
     fn cx_root(&mut self, descriptor: &Descriptor) -> Rc<RefCell<Queue>> {
-        let reactor = self.cx().handle().clone();
-        self.wait("the reactor to be prepared", descriptor.prepare(&reactor)).expect("it can be prepared");
         let thread = self.thread;
         let made = self.cx().add_root(thread, "opener", |id, cx| {
             let channel = descriptor.open_channel(id, cx)?;
@@ -172,6 +198,20 @@ impl Bench {
 impl Default for Bench {
     fn default() -> Self {
         Self::new()
+    }
+}
+
+/// A disk that is ready for a channel on a bench's reactor.
+pub struct Prepared {
+    events: Arc<Mutex<Vec<Event>>>,
+    descriptor: Descriptor,
+    memory: GuestMemory,
+    block_size: u32,
+}
+
+impl fmt::Debug for Prepared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Prepared").field("descriptor", &self.descriptor).finish_non_exhaustive()
     }
 }
 

@@ -15,7 +15,7 @@ mod model;
 mod probe;
 mod wait;
 
-pub use bench::{Bench, Opener, Outcome, View};
+pub use bench::{Bench, Opener, Outcome, Prepared, View};
 pub use data::{Shape, contents, fill};
 pub use dma_disk::{Accesses, Behaviour, Container, Iommu, create_dma_disk};
 pub use probe::{Log, Probe, Properties, Seen};

@@ -50,7 +50,7 @@ pub(super) struct Queue {
     /// By path.
     pub(super) stages: [Stage; PATHS_MAX],
     /// The reactor has a driver.
-    has_driver: bool,
+    pub(super) has_driver: bool,
     /// What the reactor has submitted again has not ended.
     pub(super) is_replaying: bool,
     waiters: Vec<Waiter>,

@@ -8,7 +8,7 @@ use crate::fabrics::{
     PathInfo, PathTraffic, Policy, RemoteConfig, RemoteController, RemoteControllers, RemoteError,
     RemotePhase,
 };
-use aryk_bdev::{Env, Op, Status};
+use aryk_bdev::{Access, Env, Op, Status};
 use aryk_bdev_conformance::{Bench, Shape, contents};
 use aryk_nvme::admin;
 use aryk_nvme::controller::AdminAnswer;
@@ -415,4 +415,49 @@ fn a_controller_that_is_being_connected_has_its_paths() {
         assert!(path.address == address && !path.is_connected && info.phase == RemotePhase::Connecting);
         assert!(!attached.join().unwrap());
     });
+}
+
+/// The thread learns of a loss before it learns of a driver that has a request at the lost controller.
+#[test]
+fn requests_of_a_driver_that_begins_during_a_loss_go_on() {
+    let two = Two::new(|_| {});
+    let (mut bench, mut other) = (Bench::new(), Bench::new());
+    let disk = open(&mut bench, &two.on);
+    let prepared = other.prepare(two.on.env.registry(), "disk", Access::Shared, 4, 64 << 10);
+    let has_all = || [0, 1].iter().all(|path| two.path(*path).queues.len() == 2);
+    bench.until("both paths", || {
+        other.turn();
+        has_all()
+    });
+    // The thread waits for the first reactor in step 2 of the loss of a path.
+    two.proxies[1].refuse(true);
+    while two.controller.shared.gate().0 < 2 {
+        for reactor in [&mut bench, &mut other] {
+            let since = Clock::Monotonic.now();
+            reactor.until("step 1", || Clock::Monotonic.now().since(since) > Duration::from_millis(10));
+        }
+    }
+    // The other path is about to be lost when the second reactor begins with it.
+    two.controller.reset();
+    two.proxies[0].silence(true);
+    let mut late = other.open_prepared(prepared);
+    let taken = two.proxies[0].taken();
+    late.write(5, &contents(3, 5, 1, BLOCK), Shape::Single, &mut other);
+    other.until("the command to leave", || two.proxies[0].taken() > taken);
+    let mut both = |what: &str, is_done: &mut dyn FnMut() -> bool| {
+        bench.until(what, || {
+            other.turn();
+            is_done()
+        });
+    };
+    both("step 2 of both losses", &mut || two.controller.shared.gate().0 == 4);
+    two.proxies[0].silence(false);
+    let mut outcomes = Vec::new();
+    both("the end of the request", &mut || {
+        outcomes.append(&mut late.completed());
+        !outcomes.is_empty()
+    });
+    assert_eq!(outcomes[0].status, Status::Ok);
+    late.close(&mut other);
+    disk.close(&mut bench);
 }
