@@ -133,7 +133,9 @@ const fn class_of(code: Code) -> Class {
         | Code::FEATURE_NOT_SAVEABLE
         | Code::FEATURE_NOT_CHANGEABLE
         | Code::FEATURE_NOT_NAMESPACE_SPECIFIC
-        | Code::NOT_SUPPORTED_IN_CMB => Class::Unsupported,
+        | Code::NOT_SUPPORTED_IN_CMB
+        // Linux' target also answers so to a command that its disk does not do.
+        | Code::COMMAND_SIZE_LIMIT => Class::Unsupported,
 
         Code::INVALID_FIELD
         | Code::COMMAND_SEQUENCE_ERROR
@@ -173,7 +175,6 @@ const fn class_of(code: Code) -> Class {
         | Code::NAMESPACE_ATTACHMENT_LIMIT
         | Code::CONFLICTING_ATTRIBUTES
         | Code::INVALID_PROTECTION_INFORMATION
-        | Code::COMMAND_SIZE_LIMIT
         | Code::ZONE_BOUNDARY
         | Code::ZONE_FULL
         | Code::ZONE_INVALID_WRITE => Class::Refused,
