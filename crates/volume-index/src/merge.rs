@@ -90,6 +90,8 @@ pub struct Merge {
     /// The last key of the runs before, and whether there are entries about the whole of its range.
     before: Option<(Key, bool)>,
     tally: Tally,
+    /// Places of blocks whose entries were left out since the last call of [`Merge::drain_dead`].
+    dead: Vec<Place>,
     owners: Owners,
     survey: Option<Survey>,
     entries_merged: u64,
@@ -301,6 +303,7 @@ impl Merge {
             builder: None,
             before: None,
             tally: Tally::default(),
+            dead: Vec::new(),
             owners: Owners::default(),
             survey: None,
             entries_merged: 0,
@@ -358,6 +361,7 @@ impl Merge {
             let is_kept = self.filter.is_kept(&entry);
             self.owners.count(&entry, in_runs, is_kept);
             if !is_kept {
+                self.note_dead(entry.value);
                 if is_counted {
                     self.tally.remove(&entry.value);
                 }
@@ -431,11 +435,26 @@ impl Merge {
                 if place > first && self.is_run(place) {
                     self.tally.remove(&self.values[place]);
                 }
+                // The block has moved.
+                if self.values[place] != entry.value {
+                    self.note_dead(self.values[place]);
+                }
                 self.entries_merged += 1;
                 self.read_head(place);
             }
         }
         Some((entry, self.is_run(first), in_runs))
+    }
+
+    fn note_dead(&mut self, value: Value) {
+        if let Value::Block { place, .. } = value {
+            self.dead.push(place);
+        }
+    }
+
+    /// The places of blocks whose entries were left out since the last call: no view sees them, nor will any.
+    pub fn drain_dead(&mut self) -> impl Iterator<Item = Place> + '_ {
+        self.dead.drain(..)
     }
 
     fn is_run(&self, place: usize) -> bool {

@@ -5,6 +5,7 @@
 //! looked up again, and gets an entry with its key and its new place if it is still seen at the old one. The victim is freed when
 //! flushes and merges have left out all entries that refer to it.
 
+use crate::dead::DeadBlocks;
 use crate::frame::{self, Frame, FrameError, Head, Kind, NO_STREAM, Record};
 use crate::manifest::{Blob, BlobKind};
 use crate::moving::{MOVED_MAX, Moved, moved_header_len};
@@ -87,6 +88,7 @@ pub(crate) struct Cleaner {
     writer: Option<(BlobId, u64, u32)>,
     /// Victims that were emptied: they become free when no level refers to them any more.
     pub(crate) done: BTreeSet<BlobId>,
+    pub(crate) dead: DeadBlocks,
     /// Victims that cannot be emptied.
     stuck: BTreeSet<BlobId>,
     /// Whether the cleaner waits for a free blob.
@@ -111,6 +113,7 @@ impl Cleaner {
     /// A blob has begun another life.
     pub(crate) fn forget(&mut self, blob: BlobId) {
         self.done.remove(&blob);
+        self.dead.forget(blob);
         self.stuck.remove(&blob);
     }
 }
@@ -313,6 +316,16 @@ impl Pool {
             return self.write_moved(victim);
         }
         let next = Phase::Examine { record: number, block: first + count };
+        let header_units = victim.frame.as_ref().expect("a frame is examined").header_units;
+        let data = victim.frame_unit() + header_units;
+        let old = |at: u32| {
+            let unit = data + (record.data + at) * BLOCK_UNITS;
+            Place { blob: victim.blob, unit: unit as u16 }
+        };
+        if (first..first + count).all(|at| self.cleaner.dead.has(old(at))) {
+            victim.phase = next;
+            return Look::Done;
+        }
         let Some(view) = self.first_view(record.timeline, usize::from(record.partition), record.commit)
         else {
             victim.phase = next;
@@ -323,8 +336,6 @@ impl Pool {
             victim.waits = waits;
             return Look::Pause;
         }
-        let header_units = victim.frame.as_ref().expect("a frame is examined").header_units;
-        let data = victim.frame_unit() + header_units;
         for at in first..first + count {
             let unit = data + (record.data + at) * BLOCK_UNITS;
             let old = Place { blob: victim.blob, unit: unit as u16 };

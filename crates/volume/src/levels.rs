@@ -443,7 +443,9 @@ impl Pool {
             self.out.op(Owner::MergeRead { job: number, read }, StoreOp::Read { blob, unit, data, len });
         }
         let (writer, buffers) = (&mut self.jobs.writers[number], &mut self.buffers);
-        match merge.step(ENTRIES_PER_TURN, &mut |page| writer.push(page, |len| buffers.take(len))) {
+        let step = merge.step(ENTRIES_PER_TURN, &mut |page| writer.push(page, |len| buffers.take(len)));
+        merge.drain_dead().for_each(|place| self.cleaner.dead.note(place));
+        match step {
             Step::Budget => true,
             // Without a read under way, nothing else would bring the turn that begins the next ones.
             Step::Pages => job.reads == 0,

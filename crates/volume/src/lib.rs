@@ -10,6 +10,7 @@ mod clean;
 mod codec;
 mod command;
 mod compact;
+mod dead;
 mod dense;
 pub mod frame;
 mod ids;
