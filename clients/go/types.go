@@ -1859,7 +1859,7 @@ type PoolInfo struct {
 	BaseBdevName string `json:"base_bdev_name"`
 	// Cores of the reactors of its shards.
 	Cores []uint16 `json:"cores"`
-	// `ready`; `read-only` after a failure of its disk; `taken-over` if a daemon of another host has it.
+	// `ready`; `read-only` after a failure of its disk; `waiting` while its claim on a disk of several hosts cannot be renewed; `taken-over` if a daemon of another host has it.
 	State string `json:"state"`
 	// Changes of volumes that are being made, or that wait until all shards can make them: see the log.
 	UnfinishedChanges uint64 `json:"unfinished_changes"`

@@ -26,6 +26,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 
+/// How long the end of the daemon waits for a pool on a disk of several hosts.
+const CLOSING: Duration = Duration::from_secs(3);
+
 /// The daemon.
 pub struct Control {
     /// Environment in which modules create disks.
@@ -346,10 +349,14 @@ impl Control {
         self.controllers.delete_all().await;
         self.nvmf.close().await;
         crate::pool_positions::save_all(self).await;
-        // The daemon of another host need not wait until their claims are old.
+        // The daemon of another host need not wait until their claims are old. A disk that does not answer is not waited for.
+        let mut closing = tokio::task::JoinSet::new();
         for pool in self.volumes.pools.list().into_iter().filter(|pool| pool.has_claim()) {
-            self.volumes.pools.close(&pool).await;
+            closing.spawn_local(async move {
+                let _ = tokio::time::timeout(CLOSING, pool.close()).await;
+            });
         }
+        while closing.join_next().await.is_some() {}
         self.disks.close().await;
         crate::methods::nvme::close(self).await;
         self.rbd.clusters.close().await;

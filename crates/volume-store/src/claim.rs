@@ -99,7 +99,8 @@ impl Claim {
             pid: raw.pid.get(),
             is_released: raw.is_released.get() != 0,
             beat: raw.beat.get(),
-            host: String::from_utf8_lossy(host).into_owned(),
+            // It is shown to people.
+            host: String::from_utf8_lossy(host).replace(char::is_control, " "),
         })
     }
 }

@@ -1853,7 +1853,7 @@ class PoolInfo(TypedDict):
     base_bdev_name: str
     #: Cores of the reactors of its shards.
     cores: list[int]
-    #: `ready`; `read-only` after a failure of its disk; `taken-over` if a daemon of another host has it.
+    #: `ready`; `read-only` after a failure of its disk; `waiting` while its claim on a disk of several hosts cannot be renewed; `taken-over` if a daemon of another host has it.
     state: str
     #: Changes of volumes that are being made, or that wait until all shards can make them: see the log.
     unfinished_changes: int

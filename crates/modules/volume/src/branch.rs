@@ -13,6 +13,7 @@
 //! channels, with their requests; on the reactor to which it comes, it gets those of the branch (`owner/moving.rs`).
 
 use crate::READ_BYTES;
+use crate::claim::Right;
 use crate::device::VolumeKey;
 use crate::disk::{Disk, Ended};
 use crate::inbox::{Client, Inbox, Inboxes, Submitted};
@@ -477,7 +478,7 @@ impl Root for Branch {
         }
         // Read before the ring: all answers are then in the ring.
         let has_ended = answers.is_abandoned();
-        disk.poll(cx);
+        disk.poll(Right::Valid, cx);
         self.read(cx);
         let mut has_more = self.take_answers(cx) == RING_BATCH;
         self.read(cx);

@@ -2,13 +2,13 @@
 //! in reactor context.
 //!
 //! The daemon writes its claim before it opens the pool, and again and again while the pool is open. It uses the disk only as
-//! long as the latest of these *beats* is recent: for the time of a [`Pace::lease`]. Another daemon that finds a claim watches
-//! it for longer than that. If it stays as it is, the first daemon does not use the disk any more, also if its host has only
-//! been stopped for a while, and the other one takes the claim over. A daemon that finds another one's claim in place of its
-//! own has lost the pool.
+//! long as the latest of these *beats* is recent: for the time of a [`Pace::lease`]. Then it submits nothing more, and aborts
+//! what the disk has. Another daemon that finds a claim watches it for as much longer as a request may still take effect, and
+//! takes it over if it does not change. A daemon that finds another one's claim in place of its own has lost the pool.
 //!
 //! Two daemons may take the same claim at the same time. A disk that compares and writes at once lets one of them succeed. On
 //! another disk, each reads the claim, writes its own one, waits, and reads again: the last one that has written keeps it.
+//! There, a daemon whose lease has ended takes its claim like any other.
 
 use crate::part::BaseHold;
 use crate::pool::lock;
@@ -17,14 +17,16 @@ use crate::{Error, part};
 use aryk_bdev::{AsyncChannel, Bdev, Blocks, Descriptor, Env, Lba, Status};
 use aryk_dma::{Buffer, PAGE};
 use aryk_log_limit::LogLimit;
-use aryk_reactor::{Local, Nanos};
+use aryk_reactor::{Cx, Hold, Local};
 use aryk_volume_store::{CLAIM_BYTES, CLAIM_PLACE, Claim};
+use futures_channel::oneshot;
 use std::cell::Cell;
-use std::future::{Future, poll_fn};
+use std::future::{Future, pending, poll_fn};
 use std::os::unix::fs::MetadataExt as _;
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::task::Poll;
 use std::time::Duration;
 use uuid::Uuid;
 
@@ -36,15 +38,16 @@ const ATTEMPTS: u32 = 3;
 pub(crate) struct Pace {
     /// Between two beats.
     pub beat: Duration,
-    /// After the beginning of a beat, the daemon may use the disk for so long.
+    /// After the beginning of a beat, the daemon may use the disk for so long: several beats.
     pub lease: Duration,
-    /// A claim that was not given back, and does not change for so long, is taken over.
+    /// A claim that was not given back, and does not change for so long, is taken over: longer than the lease, by more than the
+    /// target of a lost connection may take for a write.
     pub watch: Duration,
     /// Between two looks at a claim that is watched.
     pub look: Duration,
     /// From the read of a claim to the end of the write that replaces it, at most, where the disk does not do both at once.
     pub hurry: Duration,
-    /// After that write, before the claim counts: longer than the write of another daemon may take.
+    /// After that write, before the claim counts: longer than `hurry`, which is what another daemon's write may take.
     pub settle: Duration,
 }
 
@@ -52,8 +55,8 @@ impl Default for Pace {
     fn default() -> Self {
         Self {
             beat: Duration::from_secs(2),
-            lease: Duration::from_secs(10),
-            watch: Duration::from_secs(15),
+            lease: Duration::from_secs(8),
+            watch: Duration::from_secs(32),
             look: Duration::from_secs(1),
             hurry: Duration::from_secs(1),
             settle: Duration::from_secs(3),
@@ -111,29 +114,48 @@ pub(crate) enum Right {
     Lost,
 }
 
+/// Who has the pool.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Owner {
+    This,
+    /// Nobody: this daemon has given it back.
+    Nobody,
+    Other,
+}
+
 /// Until when a pool may use its disk.
 #[derive(Debug)]
 pub(crate) struct Lease {
     until: AtomicU64,
-    is_lost: AtomicBool,
+    owner: Mutex<Owner>,
 }
 
 impl Lease {
     /// Whether the disk may be used now.
-    pub fn right(&self, now: Nanos) -> Right {
-        if self.is_lost() {
+    pub fn right(&self) -> Right {
+        if self.owner() != Owner::This {
             Right::Lost
-        } else if now.0 < self.until.load(Ordering::Acquire) {
+        } else if now() < self.until.load(Ordering::Acquire) {
             Right::Valid
         } else {
             Right::Waits
         }
     }
 
-    /// Whether another daemon has the pool.
-    pub fn is_lost(&self) -> bool {
-        self.is_lost.load(Ordering::Acquire)
+    /// Who has the pool.
+    pub fn owner(&self) -> Owner {
+        *lock(&self.owner)
     }
+
+    fn set_owner(&self, owner: Owner) {
+        *lock(&self.owner) = owner;
+    }
+}
+
+/// The time, in nanoseconds. It goes on while the host is suspended.
+fn now() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
 }
 
 /// The block of a disk that has the claim.
@@ -165,26 +187,62 @@ impl Block {
         bytes
     }
 
-    /// Writes `new` if the block has `old`. Returns whether it had.
-    async fn swap(self, channel: &AsyncChannel, old: &[u8], new: &[u8]) -> Result<bool, Status> {
+    /// Writes `new` if the block has `old`.
+    async fn swap(
+        self,
+        channel: &AsyncChannel,
+        local: &Local,
+        old: &[u8],
+        new: &[u8],
+        pace: &Pace,
+    ) -> Result<Swap, Status> {
         if self.is_atomic {
             let mut both = Buffer::new(2 * self.bytes as usize, PAGE as usize);
             both.write(0, old);
             both.write(old.len(), new);
             return match channel.compare_and_write(self.lba, Blocks(1), both).await {
-                Ok(_) => Ok(true),
-                Err(Status::Miscompare) => Ok(false),
+                Ok(_) => Ok(Swap::Done),
+                Err(Status::Miscompare) => Ok(Swap::Changed),
                 Err(status) => Err(status),
             };
         }
+        let end = now() + nanos(pace.hurry);
         if self.read(channel).await? != old {
-            return Ok(false);
+            return Ok(Swap::Changed);
+        }
+        if now() >= end {
+            return Ok(Swap::Late);
         }
         let mut buffer = Buffer::new(self.bytes as usize, PAGE as usize);
         buffer.write(0, new);
-        channel.write(self.lba, Blocks(1), buffer).await?;
-        Ok(true)
+        let mut writing = pin!(channel.write(self.lba, Blocks(1), buffer));
+        let mut timer = pin!(local.sleep(Duration::from_nanos(end.saturating_sub(now()))));
+        let mut is_aborted = false;
+        // A disk that has lost its connection must not submit the write again some time later.
+        let written = poll_fn(|cx| {
+            if !is_aborted && timer.as_mut().poll(cx).is_ready() {
+                is_aborted = true;
+                channel.abort_all();
+            }
+            writing.as_mut().poll(cx)
+        })
+        .await;
+        match written {
+            Ok(_) if now() < end => Ok(Swap::Done),
+            Ok(_) | Err(Status::Aborted) => Ok(Swap::Late),
+            Err(status) => Err(status),
+        }
     }
+}
+
+/// How the replacement of a claim ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Swap {
+    Done,
+    /// The block has something else.
+    Changed,
+    /// It took so long that others may have replaced the claim meanwhile, or it may still take effect.
+    Late,
 }
 
 /// Why a claim was not taken.
@@ -199,128 +257,162 @@ impl From<Status> for Refusal {
     }
 }
 
-async fn now(local: &Local) -> Nanos {
-    local.with(|cx| cx.refresh_now()).await
-}
-
 const fn nanos(duration: Duration) -> u64 {
     duration.as_nanos() as u64
 }
 
-/// Waits until a claim that was not given back is, or has not changed for long enough. Returns the bytes that are there then.
-async fn watch(
-    channel: &AsyncChannel,
-    local: &Local,
-    block: Block,
-    seen: Vec<u8>,
-    claim: &Claim,
-    pace: &Pace,
-) -> Result<Vec<u8>, Refusal> {
-    tracing::warn!(
-        host = claim.host,
-        pid = claim.pid,
-        seconds = pace.watch.as_secs(),
-        "another daemon has not given this disk's pool back: it is opened if its claim does not change for a while"
-    );
-    let mut waited = Duration::ZERO;
-    while waited < pace.watch {
-        local.sleep(pace.look).await;
-        waited += pace.look;
-        let found = block.read(channel).await?;
-        match Claim::parse(&found[..CLAIM_BYTES]) {
-            _ if found == seen => {}
-            Some(claim) if claim.is_released => return Ok(found),
-            Some(claim) => return Err(Refusal::Held(claim)),
-            None => return Err(Refusal::Held(claim.clone())),
-        }
-    }
-    Ok(seen)
-}
-
-/// Takes the claim. Returns it, and the time before it was written.
-async fn take(
-    channel: &AsyncChannel,
-    local: &Local,
+/// What takes and renews a claim on a reactor.
+#[derive(Clone)]
+struct Taker {
+    disk: String,
     block: Block,
     pool: Uuid,
-    holder: &Holder,
-    pace: &Pace,
-) -> Result<(Claim, Nanos), Refusal> {
-    let mut last = None;
-    for _ in 0..ATTEMPTS {
-        let mut seen = block.read(channel).await?;
-        let found = Claim::parse(&seen[..CLAIM_BYTES]);
-        if let Some(claim) = &found
-            && !claim.is_released
-            && claim.daemon != holder.daemon
-            && !holder.has_outlived(claim)
-        {
-            seen = watch(channel, local, block, seen, claim, pace).await?;
-        }
-        let beat = found.as_ref().map_or(0, |claim| claim.beat);
-        let mine = holder.claim(pool, beat + 1);
-        let bytes = block.encode(&mine);
-        let begin = now(local).await;
-        let is_written = block.swap(channel, &seen, &bytes).await?;
-        if is_written && block.is_atomic {
-            return Ok((mine, begin));
-        }
-        let took = now(local).await.0 - begin.0;
-        if is_written && took <= nanos(pace.hurry) {
-            local.sleep(pace.settle).await;
-            let begin = now(local).await;
-            if block.read(channel).await? == bytes {
-                return Ok((mine, begin));
+    holder: Holder,
+    pace: Pace,
+}
+
+impl Taker {
+    /// Waits until a claim that was not given back is, or has not changed for long enough. Returns the bytes that are there then.
+    async fn watch(
+        &self,
+        channel: &AsyncChannel,
+        local: &Local,
+        seen: Vec<u8>,
+        claim: &Claim,
+    ) -> Result<Vec<u8>, Refusal> {
+        tracing::warn!(
+            disk = self.disk,
+            host = claim.host,
+            pid = claim.pid,
+            seconds = self.pace.watch.as_secs(),
+            "a daemon has not given the pool on this disk back: it is taken over if its claim does not change for so long"
+        );
+        let end = now() + nanos(self.pace.watch);
+        while now() < end {
+            local.sleep(self.pace.look).await;
+            let found = self.block.read(channel).await?;
+            if found == seen {
+                continue;
             }
+            return match Claim::parse(&found[..CLAIM_BYTES]) {
+                Some(claim) if claim.is_released => Ok(found),
+                Some(claim) => Err(Refusal::Held(claim)),
+                None => Err(Refusal::Held(claim.clone())),
+            };
         }
-        last = Claim::parse(&block.read(channel).await?[..CLAIM_BYTES]);
+        Ok(seen)
     }
-    Err(last.map_or(Refusal::Disk(Status::Miscompare), Refusal::Held))
+
+    /// Takes the claim. Returns it, and the time before it was written.
+    async fn take(&self, channel: &AsyncChannel, local: &Local) -> Result<(Claim, u64), Refusal> {
+        let Self { block, pool, holder, pace, .. } = self;
+        let mut last = None;
+        for _ in 0..ATTEMPTS {
+            let mut seen = block.read(channel).await?;
+            if let Some(claim) = Claim::parse(&seen[..CLAIM_BYTES]).filter(|claim| !claim.is_released) {
+                if claim.daemon != holder.daemon {
+                    if !holder.has_outlived(&claim) {
+                        seen = self.watch(channel, local, seen, &claim).await?;
+                    }
+                } else if claim.pool != *pool {
+                    // This daemon has another pool open there, by another disk.
+                    return Err(Refusal::Held(claim));
+                }
+            }
+            let beat = Claim::parse(&seen[..CLAIM_BYTES]).map_or(0, |claim| claim.beat);
+            let mine = holder.claim(*pool, beat.wrapping_add(1));
+            let bytes = block.encode(&mine);
+            let begin = now();
+            match block.swap(channel, local, &seen, &bytes, pace).await? {
+                Swap::Done if block.is_atomic => return Ok((mine, begin)),
+                Swap::Done => {
+                    local.sleep(pace.settle).await;
+                    let begin = now();
+                    if block.read(channel).await? == bytes {
+                        return Ok((mine, begin));
+                    }
+                }
+                // It may take effect as late as the write of a daemon that was stopped.
+                Swap::Late => local.sleep(pace.watch).await,
+                Swap::Changed => {}
+            }
+            last = Claim::parse(&block.read(channel).await?[..CLAIM_BYTES]);
+        }
+        Err(last.map_or(Refusal::Disk(Status::Miscompare), Refusal::Held))
+    }
+
+    /// Writes the claim again. Between `mine` and `attempted` are the beats of which one is there, if none is lost.
+    async fn beat(
+        &self,
+        channel: &AsyncChannel,
+        local: &Local,
+        mine: &Claim,
+        attempted: u64,
+        is_over: bool,
+    ) -> Result<Beat, Status> {
+        let begin = now();
+        let seen = self.block.read(channel).await?;
+        let found = Claim::parse(&seen[..CLAIM_BYTES]);
+        let is_mine = |found: &Claim| {
+            (found.daemon, found.pool) == (mine.daemon, mine.pool)
+                && (mine.beat..=attempted).contains(&found.beat)
+        };
+        let Some(found) = found.clone().filter(is_mine) else { return Ok(Beat::Lost(found)) };
+        if is_over && !self.block.is_atomic {
+            return match self.take(channel, local).await {
+                Ok((claim, begin)) => Ok(Beat::Kept(claim, begin)),
+                Err(Refusal::Held(other)) => Ok(Beat::Lost(Some(other))),
+                Err(Refusal::Disk(status)) => Err(status),
+            };
+        }
+        let next = Claim { beat: attempted.wrapping_add(1), ..found };
+        match self.block.swap(channel, local, &seen, &self.block.encode(&next), &self.pace).await? {
+            Swap::Done => Ok(Beat::Kept(next, begin)),
+            // The next beat finds out what is there.
+            Swap::Changed | Swap::Late => Ok(Beat::Unknown),
+        }
+    }
+
+    /// Gives the claim back, if it is this daemon's.
+    async fn release(&self, channel: &AsyncChannel, local: &Local, mine: &Claim, attempted: u64) {
+        let Ok(seen) = self.block.read(channel).await else { return };
+        let found = Claim::parse(&seen[..CLAIM_BYTES]);
+        if found.is_some_and(|found| found.daemon == mine.daemon && found.pool == mine.pool) {
+            let last = Claim { is_released: true, beat: attempted.wrapping_add(1), ..mine.clone() };
+            // Without that, others wait until the claim is old.
+            let _ = self.block.swap(channel, local, &seen, &self.block.encode(&last), &self.pace).await;
+        }
+    }
 }
 
 /// How a beat ended.
 enum Beat {
     /// The claim was written again; the time before that.
-    Kept(Claim, Nanos),
+    Kept(Claim, u64),
+    Unknown,
     /// The disk has another one, or none.
     Lost(Option<Claim>),
 }
 
-/// Whether two claims are of the same daemon and pool.
-fn is_of_same(one: &Claim, other: &Claim) -> bool {
-    (one.daemon, one.pool) == (other.daemon, other.pool)
-}
-
-/// Writes the claim again.
-async fn beat(channel: &AsyncChannel, local: &Local, block: Block, mine: &Claim) -> Result<Beat, Status> {
-    loop {
-        let begin = now(local).await;
-        let seen = block.read(channel).await?;
-        let found = Claim::parse(&seen[..CLAIM_BYTES]);
-        match found {
-            Some(found) if is_of_same(&found, mine) => {
-                let next = Claim { beat: found.beat + 1, ..mine.clone() };
-                if block.swap(channel, &seen, &block.encode(&next)).await? {
-                    return Ok(Beat::Kept(next, begin));
-                }
-            }
-            other => return Ok(Beat::Lost(other)),
-        }
-    }
+/// What was written to a claim.
+struct Written {
+    /// The latest one that is known to be there.
+    claim: Claim,
+    /// The beat of the latest attempt to write it again.
+    attempted: u64,
 }
 
 /// The claim of a pool that is open.
 pub(crate) struct Held {
     env: Env,
-    disk: String,
-    /// The latest one that was written.
-    claim: tokio::sync::Mutex<Claim>,
-    block: Block,
-    pace: Pace,
+    taker: Taker,
+    written: tokio::sync::Mutex<Written>,
     pub lease: Arc<Lease>,
     removal: Arc<Mutex<part::Removal>>,
     lines: LogLimit,
 }
+
+const NAME: &str = "claim of a pool";
 
 impl Held {
     /// Takes the claim of a pool on a disk. `None` if no other host reaches the disk.
@@ -338,25 +430,23 @@ impl Held {
         if !disk.device().limits().is_shared {
             return Ok(None);
         }
-        let (block, holder, name) = (Block::of(disk), holder.clone(), disk.name().to_owned());
+        let name = disk.name().to_owned();
+        let taker = Taker { disk: name.clone(), block: Block::of(disk), pool, holder: holder.clone(), pace };
         let reactor = env.reactors().find_least_loaded(None).ok_or(Error::Ended)?;
-        let work = async move |channel: &AsyncChannel, local: &Local| {
-            take(channel, local, block, pool, &holder, &pace).await
-        };
+        let of_task = taker.clone();
+        let work = async move |channel: &AsyncChannel, local: &Local| of_task.take(channel, local).await;
         let removal = lock(base.removal()).listen();
-        let taken = visit(&reactor, base.descriptor(), "claim of a pool", removal, work).await?;
+        let taken = visit(&reactor, base.descriptor(), NAME, removal, work).await?;
         let (claim, begin) = taken.ok_or(Error::Ended)?.map_err(|refusal| match refusal {
             Refusal::Disk(status) => Error::Claim { disk: name.clone(), status },
             Refusal::Held(Claim { host, pid, .. }) => Error::InUse { disk: name.clone(), host, pid },
         })?;
-        let lease = Lease { until: AtomicU64::new(begin.0 + nanos(pace.lease)), is_lost: false.into() };
+        let until = AtomicU64::new(begin + nanos(pace.lease));
         Ok(Some(Arc::new(Self {
             env: env.clone(),
-            disk: name,
-            claim: tokio::sync::Mutex::new(claim),
-            block,
-            pace,
-            lease: Arc::new(lease),
+            taker,
+            written: tokio::sync::Mutex::new(Written { attempted: claim.beat, claim }),
+            lease: Arc::new(Lease { until, owner: Mutex::new(Owner::This) }),
             removal: Arc::clone(base.removal()),
             lines: LogLimit::new(1, Duration::from_secs(60)),
         })))
@@ -364,105 +454,145 @@ impl Held {
 
     /// The time between two beats.
     pub const fn pause(&self) -> Duration {
-        self.pace.beat
+        self.taker.pace.beat
     }
 
-    /// Writes the claim again, after a pause. Returns whether roots that have waited may go on, or have lost the pool.
-    ///
-    /// # Errors
-    /// If there is no reactor to do it, or the disk cannot be opened there.
-    pub async fn renew(&self, base: Descriptor, pause: Duration) -> Result<bool, Error> {
-        // Beats come one at a time.
-        let Ok(mut claim) = self.claim.try_lock() else { return Ok(false) };
-        if self.lease.is_lost() {
-            return Ok(false);
+    /// Writes the claim again, on a reactor that is prepared for the disk, or else on any. Returns whether roots that have
+    /// waited may go on, or have lost the pool.
+    pub async fn renew(&self, base: Descriptor, reactor: Option<Hold>) -> bool {
+        let mut written = self.written.lock().await;
+        let right = self.lease.right();
+        if right == Right::Lost {
+            return false;
         }
-        let reactor = self.env.reactors().find_least_loaded(None).ok_or(Error::Ended)?;
-        let (mine, block) = (claim.clone(), self.block);
+        let Taker { block, pace, .. } = &self.taker;
+        let watched = self.lease.until.load(Ordering::Acquire) + nanos(pace.watch.saturating_sub(pace.lease));
+        if !block.is_atomic && now() >= watched {
+            // A late write of this daemon may have replaced another one's claim.
+            self.lease.set_owner(Owner::Other);
+            tracing::error!(
+                disk = self.taker.disk,
+                "the claim of a pool was not renewed for so long that another daemon may have had the pool: \
+                 its volumes' requests fail from now on"
+            );
+            return true;
+        }
+        let reactor = reactor.or_else(|| self.env.reactors().find_least_loaded(None));
+        let Some(reactor) = reactor else { return false };
+        let (mine, attempted, taker) = (written.claim.clone(), written.attempted, self.taker.clone());
+        // Also if nobody waits for the end of this beat.
+        written.attempted = attempted.wrapping_add(1);
+        let is_over = right == Right::Waits;
         let work = async move |channel: &AsyncChannel, local: &Local| {
-            local.sleep(pause).await;
-            (beat(channel, local, block, &mine).await, now(local).await)
+            taker.beat(channel, local, &mine, attempted, is_over).await
         };
         let removal = lock(&self.removal).listen();
-        let Some((beat, end)) = visit(&reactor, base, "claim of a pool", removal, work).await? else {
+        let failure = match visit(&reactor, base, NAME, removal, work).await {
             // The disk is being removed: the pool ends.
-            return Ok(false);
-        };
-        match beat {
-            Ok(Beat::Kept(next, begin)) => {
-                *claim = next;
-                let until = begin.0 + nanos(self.pace.lease);
-                Ok(self.lease.until.swap(until, Ordering::AcqRel) <= end.0)
+            Ok(None) => return false,
+            Ok(Some(Ok(Beat::Kept(claim, begin)))) => {
+                *written = Written { attempted: claim.beat, claim };
+                let until = begin + nanos(self.taker.pace.lease);
+                return self.lease.until.swap(until, Ordering::AcqRel) <= now();
             }
-            Ok(Beat::Lost(other)) => {
-                self.lease.is_lost.store(true, Ordering::Release);
-                let (host, pid) = other.map(|other| (other.host, other.pid)).unzip();
-                tracing::error!(
-                    disk = self.disk,
-                    host,
-                    pid,
-                    "another daemon has taken the pool over: requests of its volumes fail from now on"
-                );
-                Ok(true)
-            }
-            Err(status) => {
-                if let Some(line) = self.lines.admit() {
-                    tracing::warn!(
-                        disk = self.disk,
-                        ?status,
-                        left_out = line.left_out(),
-                        "the claim of a pool cannot be renewed: without it, the pool stops using its disk"
-                    );
+            Ok(Some(Ok(Beat::Lost(other)))) => {
+                self.lease.set_owner(Owner::Other);
+                let disk = &self.taker.disk;
+                match other {
+                    Some(Claim { host, pid, .. }) => tracing::error!(
+                        disk,
+                        host,
+                        pid,
+                        "another daemon has taken the pool on this disk over: its volumes' requests fail from now on"
+                    ),
+                    None => tracing::error!(
+                        disk,
+                        "the claim of the pool has gone from its disk, which something else has written to: \
+                         its volumes' requests fail from now on"
+                    ),
                 }
-                Ok(false)
+                return true;
             }
+            Ok(Some(Ok(Beat::Unknown))) => "it takes too long".to_owned(),
+            Ok(Some(Err(status))) => format!("{status:?}"),
+            Err(error) => error.to_string(),
+        };
+        if let Some(line) = self.lines.admit() {
+            tracing::warn!(
+                disk = self.taker.disk,
+                failure,
+                left_out = line.left_out(),
+                "the claim of a pool cannot be renewed: without it, the pool stops using its disk"
+            );
         }
+        false
     }
 
-    /// Runs a long task, and writes the claim again meanwhile.
+    /// Runs a long task, and writes the claim again meanwhile. Rings `roots` as [`Held::renew`] asks for.
     pub async fn renew_during<R>(&self, base: &Descriptor, task: impl Future<Output = R>) -> R {
-        let (mut task, is_over) = (pin!(task), Cell::new(false));
+        let is_beating = Cell::new(false);
         let mut renewing = pin!(async {
-            while !is_over.get() && !self.lease.is_lost() {
-                if self.renew(base.clone(), self.pace.beat).await.is_err() {
-                    break;
+            loop {
+                self.sleep(self.taker.pace.beat).await;
+                is_beating.set(true);
+                if self.renew(base.clone(), None).await {
+                    lock(&self.removal).ring();
                 }
+                is_beating.set(false);
             }
         });
-        let mut is_renewing = true;
+        let mut task = pin!(task);
         let result = poll_fn(|cx| {
-            is_renewing = is_renewing && renewing.as_mut().poll(cx).is_pending();
+            let _: Poll<()> = renewing.as_mut().poll(cx);
             task.as_mut().poll(cx)
         })
         .await;
-        is_over.set(true);
-        // A beat under way ends, and a pause before it.
-        lock(&self.removal).stop_listening();
-        if is_renewing {
-            renewing.await;
-        }
+        // A beat under way ends.
+        poll_fn(|cx| {
+            if is_beating.get() {
+                let _: Poll<()> = renewing.as_mut().poll(cx);
+            }
+            if is_beating.get() { Poll::Pending } else { Poll::Ready(()) }
+        })
+        .await;
         result
+    }
+
+    /// Waits, on a reactor: who waits for an opening may have no timers.
+    async fn sleep(&self, duration: Duration) {
+        let Some(reactor) = self.env.reactors().find_least_loaded(None) else { return pending().await };
+        let (sender, end) = oneshot::channel();
+        let start = move |cx: &mut Cx| {
+            let local = cx.local().clone();
+            let task = async move {
+                local.sleep(duration).await;
+                // Nobody may wait any more.
+                let _ = sender.send(());
+            };
+            cx.local().spawn(task).detach();
+        };
+        if reactor.call(start).await.is_err() || end.await.is_err() {
+            pending().await
+        }
     }
 
     /// Gives the pool back: another daemon need not wait. The pool does not use its disk any more.
     pub async fn release(&self, base: Descriptor) {
-        let claim = self.claim.lock().await;
-        if self.lease.is_lost.swap(true, Ordering::AcqRel) {
+        let written = self.written.lock().await;
+        let right = self.lease.right();
+        if right == Right::Lost {
             return;
         }
-        let Some(reactor) = self.env.reactors().find_least_loaded(None) else { return };
-        let (mine, block) = (claim.clone(), self.block);
-        let work = async move |channel: &AsyncChannel, _: &Local| {
-            let Ok(seen) = block.read(channel).await else { return };
-            let found = Claim::parse(&seen[..CLAIM_BYTES]);
-            if let Some(found) = found.filter(|found| is_of_same(found, &mine)) {
-                let last = Claim { is_released: true, beat: found.beat + 1, ..mine };
-                // Without that, others wait until the claim is old.
-                let _ = block.swap(channel, &seen, &block.encode(&last)).await;
-            }
+        self.lease.set_owner(Owner::Nobody);
+        let reactor = self.env.reactors().find_least_loaded(None);
+        // After the end of the lease, the claim may be another daemon's.
+        let Some(reactor) = reactor.filter(|_| right == Right::Valid) else { return };
+        let (mine, attempted, taker) = (written.claim.clone(), written.attempted, self.taker.clone());
+        let work = async move |channel: &AsyncChannel, local: &Local| {
+            taker.release(channel, local, &mine, attempted).await;
         };
         let removal = lock(&self.removal).listen();
-        // As above.
-        let _ = visit(&reactor, base, "claim of a pool", removal, work).await;
+        // Others wait, if that fails.
+        let _ = visit(&reactor, base, NAME, removal, work).await;
     }
 }

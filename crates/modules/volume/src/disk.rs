@@ -3,6 +3,7 @@
 //! A request that a reset of the disk has aborted is submitted again: the user never sees a reset. A request that its user has
 //! given up ends instead. Where the user is a shard, its part of the disk lies in several places: a request may become several.
 
+use crate::claim::Right;
 use aryk_bdev::{BdevChannel, Blocks, Completion, Io, Lba, Op, Status, Tag};
 use aryk_dma::{Buffer, Sgl};
 use aryk_reactor::Cx;
@@ -157,8 +158,8 @@ impl<T> Disk<T> {
         }
     }
 
-    /// Takes the completions of the disk.
-    pub fn poll(&mut self, cx: &mut Cx) {
+    /// Takes the completions of the disk, and submits again what a reset has aborted, if the disk may be used.
+    pub fn poll(&mut self, right: Right, cx: &mut Cx) {
         self.channel.poll(cx, &mut self.completions);
         for Completion { tag, status } in self.completions.drain(..) {
             let key = Key::from_raw(tag.0);
@@ -182,9 +183,25 @@ impl<T> Disk<T> {
             }
             self.ended.push_back(Ended { tag, buffer, result: result(status) });
         }
-        while let Some(key) = self.again.pop() {
-            self.start_request(key, cx);
+        if right == Right::Waits {
+            return;
         }
+        while let Some(key) = self.again.pop() {
+            if right == Right::Valid {
+                self.start_request(key, cx);
+                continue;
+            }
+            let Request { tag, mut buffer, .. } = self.requests.remove(key).expect("it waits");
+            if let Some(buffer) = &mut buffer {
+                buffer.reclaim();
+            }
+            self.ended.push_back(Ended { tag, buffer, result: Err(StoreError::Gone) });
+        }
+    }
+
+    /// Aborts what the disk has. It is submitted again by [`Disk::poll`].
+    pub fn abort_all(&mut self, cx: &mut Cx) {
+        self.channel.abort_all(cx);
     }
 
     /// Gives up the requests for whose tags `is_meant` returns true: they end soon, if the disk can abort them.

@@ -1,5 +1,6 @@
 //! The disks of other modules that are the bases of volumes of a pool, on the pool's reactor. Reactor context.
 
+use crate::claim::Right;
 use crate::disk::{Disk, Ended};
 use aryk_bdev::{Descriptor, OpenError};
 use aryk_reactor::{Cx, RootId};
@@ -107,7 +108,7 @@ impl ForeignDisks {
 
     /// Takes the completions of all disks.
     pub fn poll(&mut self, cx: &mut Cx) {
-        self.disks.iter_mut().for_each(|disk| disk.disk.poll(cx));
+        self.disks.iter_mut().for_each(|disk| disk.disk.poll(Right::Valid, cx));
         if self.disks.iter().any(|disk| disk.is_leaving) {
             self.close_idle();
         }

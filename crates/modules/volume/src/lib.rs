@@ -189,7 +189,7 @@ pub enum Error {
     /// Another daemon has the pool open.
     #[error(
         "the pool on `{disk}` is in use by the daemon with process ID {pid} on the host `{host}`: \
-         end that daemon, or its access to the disk, and open the pool again"
+         end that daemon, or its access to the disk, and call `aryk pool open --disk {disk}`"
     )]
     InUse {
         /// The disk.
@@ -198,6 +198,19 @@ pub enum Error {
         host: String,
         /// Its process ID there.
         pid: u32,
+    },
+    /// Another daemon has taken the pool over.
+    #[error(
+        "a daemon of another host has taken the pool over: it is that daemon's; delete its disk here instead"
+    )]
+    TakenOver,
+    /// The superblock of a pool that other hosts reach cannot be used.
+    #[error("the superblock of the pool on `{disk}` cannot be used: {invalid}")]
+    Superblock {
+        /// The disk.
+        disk: String,
+        /// Why.
+        invalid: String,
     },
     /// The claim of a pool cannot be read or written.
     #[error("the claim of the pool on `{disk}` cannot be taken: {status:?}")]

@@ -21,7 +21,7 @@ use crate::pool::Listed;
 use crate::pool::scrub::Order;
 use crate::{Error, FormatError, Growing, READ_BYTES};
 use aryk_bdev::{BdevChannel, Descriptor, Io, Op, OpenError, Status};
-use aryk_reactor::{Cx, Root, RootId, ThreadId};
+use aryk_reactor::{Cx, Nanos, Root, RootId, ThreadId};
 use aryk_slots::{Key, Slots};
 use aryk_volume::{
     Action, Answer, Command, CommandError, Damage, Done, Foreign, ForeignId, LogPlace, Pool as Engine, Reply,
@@ -38,11 +38,14 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// Bytes of requests that one poll takes from the channels: the engine copies them, and computes their checksums.
 const POLL_BYTES: u64 = 1 << 20;
 /// Requests that one poll takes from the channels.
 const POLL_REQUESTS: u32 = 256;
+/// Between two looks at the lease of a base that has requests.
+const LEASE_LOOK: Duration = Duration::from_millis(500);
 /// The initial room for requests in flight; the table grows for more.
 const REQUESTS: u32 = 256;
 
@@ -155,6 +158,12 @@ pub(crate) struct Owner {
     settled: Option<oneshot::Sender<Moved>>,
     /// Calls that wait for the end of a move.
     waiting: VecDeque<Call>,
+    /// Whether the base may be used, in this poll.
+    right: Right,
+    /// Whether the requests of the base were aborted since it might be used.
+    has_aborted: bool,
+    /// When the timer wakes the root to look at the lease, if the base has requests.
+    lease_look: Nanos,
 }
 
 /// What a root is made of.
@@ -174,7 +183,9 @@ impl Root for Owner {
             self.end(None, cx);
         }
         let Some(disk) = &mut self.disk else { return false };
-        disk.poll(cx);
+        self.right = self.place.right();
+        disk.poll(self.right, cx);
+        self.watch_lease(cx);
         self.poll_foreign(cx);
         let running = if let Phase::Running(running) = &mut self.phase { Some(running) } else { None };
         self.clients.poll_branches(running, cx);
@@ -232,6 +243,9 @@ impl Owner {
             is_settling: false,
             settled: None,
             waiting: VecDeque::new(),
+            right: Right::Valid,
+            has_aborted: false,
+            lease_look: Nanos(0),
         }
     }
 
@@ -245,6 +259,9 @@ impl Owner {
     fn start_on(&mut self, cx: &mut Cx) {
         let disk = self.disk.as_mut().expect("it is there while the pool is started");
         let Phase::Starting(start) = &mut self.phase else { return };
+        if self.right == Right::Lost {
+            return self.fail_opening(Error::TakenOver, cx);
+        }
         let mut result = None;
         while let Some(done) = disk.next_done() {
             result = result.or(match start {
@@ -360,6 +377,30 @@ impl Owner {
         }
     }
 
+    /// Aborts what the base has when the claim has not been renewed in time: it may be another daemon's soon.
+    fn watch_lease(&mut self, cx: &mut Cx) {
+        let Some(disk) = &mut self.disk else { return };
+        if !self.place.is_shared() || disk.in_flight() == 0 {
+            return;
+        }
+        match self.right {
+            Right::Valid => self.has_aborted = false,
+            Right::Waits | Right::Lost if !self.has_aborted => {
+                self.has_aborted = true;
+                disk.abort_all(cx);
+                tracing::warn!(
+                    pool = self.place.number,
+                    "the claim of a pool was not renewed in time: it stops using its disk, and requests wait"
+                );
+            }
+            Right::Waits | Right::Lost => {}
+        }
+        if cx.now() >= self.lease_look {
+            self.lease_look = cx.now().after(LEASE_LOOK);
+            cx.wake_at(self.root, self.lease_look);
+        }
+    }
+
     /// Passes what the engine and the store hand out to the base, and what ends at once back to the engine. Returns whether the
     /// engine has got an answer, after which its next turn may have work.
     fn pass_on(&mut self, cx: &mut Cx) -> bool {
@@ -367,7 +408,7 @@ impl Owner {
         let (Phase::Loading(running, _) | Phase::Running(running)) = &mut self.phase else { return false };
         let Running { engine, store } = running;
         let mut is_answered = false;
-        let right = self.place.right(cx.now());
+        let right = self.right;
         loop {
             while let Some((id, op)) = engine.next_op() {
                 match op {
@@ -388,6 +429,9 @@ impl Owner {
                 if right == Right::Lost {
                     store.completed(op.refuse(StoreError::Gone));
                     is_quiet = false;
+                } else if self.place.is_shared() {
+                    // Branches do not watch the lease.
+                    disk.start(op, cx);
                 } else if let Some(op) = self.clients.hand_out(op) {
                     disk.start(op, cx);
                 }
@@ -444,7 +488,7 @@ impl Owner {
     fn take_requests(&mut self, cx: &mut Cx) {
         let Phase::Running(running) = &mut self.phase else { return };
         let mut bytes = 0;
-        let is_lost = self.place.is_lost();
+        let is_lost = self.right == Right::Lost;
         for _ in 0..POLL_REQUESTS {
             // A disk that does not answer must not fill memory with what is aborted.
             let read_bytes = self.read_bytes + running.engine.abandoned_bytes();
@@ -587,7 +631,9 @@ impl Owner {
         if self.state != Some(state) {
             self.state = Some(state);
             self.signals.note_state(state);
-            if let State::ReadOnly(error) = state {
+            if let State::ReadOnly(error) = state
+                && self.right != Right::Lost
+            {
                 tracing::error!(pool = self.place.number, %error, "the pool is read-only: its disk has failed");
             }
         }

@@ -5,7 +5,7 @@ use crate::owner::{Call, Leave, Owner, Ready, Setup, Start};
 use crate::pool::lock;
 use crate::{Error, FormatError};
 use aryk_bdev::{Access, Bdev, Descriptor, Env, Event, OpenError};
-use aryk_reactor::{Bell, CoreSet, Cx, Gone, Hold, MoveError, Nanos, RootId};
+use aryk_reactor::{Bell, CoreSet, Cx, Gone, Hold, MoveError, RootId};
 use aryk_volume::{Answer, Command, Settings, Shard, State};
 use aryk_volume_store::Store;
 use futures_channel::oneshot;
@@ -71,13 +71,13 @@ impl Place {
     }
 
     /// Whether the base may be used now.
-    pub fn right(&self, now: Nanos) -> Right {
-        self.lease.as_ref().map_or(Right::Valid, |lease| lease.right(now))
+    pub fn right(&self) -> Right {
+        self.lease.as_ref().map_or(Right::Valid, |lease| lease.right())
     }
 
-    /// Whether another daemon has the pool.
-    pub fn is_lost(&self) -> bool {
-        self.lease.as_ref().is_some_and(|lease| lease.is_lost())
+    /// Whether other hosts reach the base.
+    pub const fn is_shared(&self) -> bool {
+        self.lease.is_some()
     }
 
     /// The base of the pool.
@@ -143,9 +143,9 @@ impl Removal {
         removal
     }
 
-    /// The listener hears that the disk is removed, though it is not.
-    pub fn stop_listening(&mut self) {
-        self.listener = None;
+    /// Rings the bells of the roots.
+    pub fn ring(&self) {
+        self.signals.iter().for_each(|signals| signals.bell().ring());
     }
 }
 

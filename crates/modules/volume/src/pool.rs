@@ -9,7 +9,7 @@ mod upkeep;
 pub use scrub::{ScrubReport, ScrubSettings, ScrubState};
 pub use upkeep::SpaceCount;
 
-use crate::claim::Held;
+use crate::claim::{Held, Owner, Right};
 use crate::device::VolumeDisk;
 use crate::gate::Gate;
 use crate::note::Intent;
@@ -147,6 +147,8 @@ pub enum Health {
     Ready,
     /// Its disk has failed: reads are served.
     ReadOnly(StoreError),
+    /// Its claim was not renewed in time: requests wait.
+    Waiting,
     /// Another daemon has taken it over: nothing is served.
     TakenOver,
 }
@@ -274,8 +276,11 @@ impl Pool {
 
     /// Whether its disk has failed.
     pub fn health(&self) -> Health {
-        if self.claim.as_ref().is_some_and(|claim| claim.lease.is_lost()) {
-            return Health::TakenOver;
+        let right = self.claim.as_ref().map(|claim| (claim.lease.right(), claim.lease.owner()));
+        match right {
+            Some((_, Owner::Other)) => return Health::TakenOver,
+            Some((Right::Waits, _)) => return Health::Waiting,
+            _ => {}
         }
         let error = self.parts.iter().find_map(|part| match part.signals.state() {
             Some(State::ReadOnly(error)) => Some(error),
@@ -814,11 +819,16 @@ impl Pool {
     /// Ends the pool: its base is free when this returns. The disks of its volumes were removed before, or fail their requests.
     pub async fn close(&self) {
         let base = self.parts[0].place.base();
-        for part in &self.parts {
-            part.end().await;
-        }
+        self.end().await;
         if let (Some(claim), Ok(base)) = (&self.claim, base) {
             claim.release(base).await;
+        }
+    }
+
+    /// As [`Pool::close`], but its claim stays.
+    pub(crate) async fn end(&self) {
+        for part in &self.parts {
+            part.end().await;
         }
     }
 
@@ -830,12 +840,11 @@ impl Pool {
     /// Renews the claim of the pool, if other hosts reach its base. Returns when that is due again; `None` if it is not.
     pub async fn renew_claim(&self) -> Option<Duration> {
         let claim = self.claim.as_ref()?;
-        let base = self.parts[0].place.base().ok()?;
-        // Without a reactor, or a channel there, the next attempt may succeed.
-        if claim.renew(base, Duration::ZERO).await.unwrap_or(false) {
+        let place = &self.parts[0].place;
+        if claim.renew(place.base().ok()?, place.owner().ok()).await {
             self.parts.iter().for_each(|part| part.signals.bell().ring());
         }
-        (!claim.lease.is_lost()).then(|| claim.pause())
+        (claim.lease.right() != Right::Lost).then(|| claim.pause())
     }
 }
 

@@ -6,7 +6,7 @@ use crate::owner::{Ready, Start};
 use crate::part::{BaseHold, Starting};
 use crate::pool::lock;
 use crate::visit::visit;
-use crate::{Error, Pool, note};
+use crate::{Error, Health, Pool, note};
 use aryk_bdev::{Access, AsyncChannel, Bdev, Bytes, Env, Event, Lba};
 use aryk_dma::{Buffer, PAGE};
 use aryk_reactor::Local;
@@ -141,7 +141,7 @@ impl Made<'_> {
             match pool.recover().await {
                 Ok(()) => Ok(pool),
                 Err(error) => {
-                    pool.close().await;
+                    pool.end().await;
                     Err(error)
                 }
             }
@@ -161,6 +161,8 @@ pub struct Pools {
     open: Mutex<Vec<Arc<Pool>>>,
     /// Names that pools are about to get.
     reserved: Mutex<BTreeSet<String>>,
+    /// Pools of which a claim is taken: that is this daemon's, whichever disk it comes by.
+    being_opened: Mutex<BTreeSet<Uuid>>,
     /// Who claims pools that other hosts reach, and when.
     pub(crate) holder: Holder,
     pub(crate) pace: Pace,
@@ -171,6 +173,7 @@ impl Default for Pools {
         Self {
             open: Mutex::default(),
             reserved: Mutex::default(),
+            being_opened: Mutex::default(),
             holder: Holder::new(),
             pace: Pace::default(),
         }
@@ -186,6 +189,18 @@ struct Reserved<'a> {
 impl Drop for Reserved<'_> {
     fn drop(&mut self) {
         lock(self.names).remove(&self.name);
+    }
+}
+
+/// A pool that is being opened.
+struct BeingOpened<'a> {
+    pools: &'a Mutex<BTreeSet<Uuid>>,
+    pool: Uuid,
+}
+
+impl Drop for BeingOpened<'_> {
+    fn drop(&mut self) {
+        lock(self.pools).remove(&self.pool);
     }
 }
 
@@ -251,11 +266,11 @@ impl Pools {
         let mut hold = BaseHold::new(env, &base, &format!("the pool {name}"))?;
         let whole = base_of(&bdev);
         // The first shard has the beginning of the disk only, and the claim is written before anything else.
-        let looks_first = shards > 1 || bdev.device().limits().is_shared;
+        let is_shared = bdev.device().limits().is_shared;
+        let looks_first = shards > 1 || is_shared;
         if looks_first && !force {
             hold.run(env, Start::Look(Box::new(Looking::new(whole)))).await?;
         }
-        hold.take_claim(env, uuid, &self.holder, self.pace).await?;
         let start = |shard: Shard| {
             let base = share_of(whole, shard);
             let segment_bytes = segment_bytes.unwrap_or_else(|| segment_bytes_of(base.bytes));
@@ -263,6 +278,13 @@ impl Pools {
             let options = Options { segment_bytes, shard, ..options };
             Ok(Start::Format(Box::new(Formatting::new(base, &options, force || looks_first)?)))
         };
+        // What cannot be made is refused before anything is written.
+        all.iter().try_for_each(|shard| start(*shard).map(drop))?;
+        hold.take_claim(env, uuid, &self.holder, self.pace).await?;
+        if is_shared && !force {
+            // Another host may have made a pool since the first look.
+            hold.run(env, Start::Look(Box::new(Looking::new(whole)))).await?;
+        }
         let made = Made { env, hold, settings, starting: Vec::new(), ready: Vec::new() };
         // The first shard is made last: then the pool exists.
         let pool = made
@@ -357,12 +379,27 @@ impl Pools {
         let mut expected = Expected::default();
         let mut positions = Vec::new();
         let mut claimed = None;
-        if let Ok(superblock) = superblock {
-            self.check_is_only(superblock.pool, disk)?;
-            positions = last(superblock.pool);
-            claimed = superblock.has_room_for_copies().then_some(superblock.pool);
-            (shards, expected.pool) = (superblock.shard.count(), Some(superblock.pool));
+        let is_shared = env.registry().find(disk)?.device().limits().is_shared;
+        match superblock {
+            Ok(superblock) => {
+                self.check_is_only(superblock.pool, disk)?;
+                positions = last(superblock.pool);
+                (shards, expected.pool) = (superblock.shard.count(), Some(superblock.pool));
+                claimed = superblock.has_room_for_copies().then_some(superblock.pool);
+                if is_shared && claimed.is_none() {
+                    tracing::warn!(
+                        disk,
+                        "the pool has no room for a claim: nothing keeps other hosts from opening it"
+                    );
+                }
+            }
+            // Without the pool's UUID, there would be no claim.
+            Err(invalid) if is_shared => {
+                return Err(Error::Superblock { disk: disk.to_owned(), invalid: format!("{invalid:?}") });
+            }
+            Err(_) => {}
         }
+        let _opening = claimed.map(|pool| self.begin_opening(pool)).transpose()?;
         let mut hold = BaseHold::new(env, disk, "a pool")?;
         if let Some(pool) = claimed {
             hold.take_claim(env, pool, &self.holder, self.pace).await?;
@@ -394,6 +431,14 @@ impl Pools {
         Ok(pool)
     }
 
+    /// Refuses a pool that is being opened from another disk.
+    fn begin_opening(&self, pool: Uuid) -> Result<BeingOpened<'_>, Error> {
+        if !lock(&self.being_opened).insert(pool) {
+            return Err(Error::Busy("the pool is being opened from another disk"));
+        }
+        Ok(BeingOpened { pools: &self.being_opened, pool })
+    }
+
     /// Refuses a pool that is open from another disk.
     fn check_is_only(&self, uuid: Uuid, disk: &str) -> Result<(), Error> {
         match self.list().iter().find(|pool| pool.uuid() == uuid) {
@@ -416,11 +461,22 @@ impl Pools {
     /// # Errors
     /// [`Error`]: the pool is closed, and may be found again.
     pub async fn delete(&self, env: &Env, pool: &Arc<Pool>) -> Result<(), Error> {
+        if pool.health() == Health::TakenOver {
+            return Err(Error::TakenOver);
+        }
         let (base, whole) = (pool.base().name().to_owned(), base_of(pool.base()));
-        self.close(pool).await;
+        // Its claim stays this daemon's until the pool does not exist.
+        pool.end().await;
+        lock(&self.open).retain(|known| !Arc::ptr_eq(known, pool));
+        let mut hold = BaseHold::new(env, &base, "the deletion of a pool")?;
+        hold.take_claim(env, pool.uuid(), &self.holder, self.pace).await?;
         // Without the superblocks of the first shard there is no pool.
-        let hold = BaseHold::new(env, &base, "the deletion of a pool")?;
-        hold.run(env, Start::Erase(Box::new(Erasing::new(whole)))).await
+        let erase = hold.run(env, Start::Erase(Box::new(Erasing::new(whole))));
+        let Some(claim) = hold.claim() else { return erase.await };
+        let base = hold.descriptor();
+        let erased = claim.renew_during(&base, erase).await;
+        claim.release(base).await;
+        erased
     }
 }
 

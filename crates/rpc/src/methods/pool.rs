@@ -225,7 +225,8 @@ struct PoolDescription {
     base_bdev_name: String,
     /// Cores of the reactors of its shards.
     cores: Vec<u16>,
-    /// `ready`; `read-only` after a failure of its disk; `taken-over` if a daemon of another host has it.
+    /// `ready`; `read-only` after a failure of its disk; `waiting` while its claim on a disk of several
+    /// hosts cannot be renewed; `taken-over` if a daemon of another host has it.
     state: &'static str,
     /// Changes of volumes that are being made, or that wait until all shards can make them: see the log.
     unfinished_changes: u64,
@@ -268,6 +269,7 @@ async fn describe_pool(pool: &Pool) -> Result<PoolDescription, Error> {
         state: match pool.health() {
             Health::Ready => "ready",
             Health::ReadOnly(_) => "read-only",
+            Health::Waiting => "waiting",
             Health::TakenOver => "taken-over",
         },
         unfinished_changes: pool.unfinished_changes() as u64,

@@ -35,6 +35,8 @@ pub(super) const MODULE: &str = "lvol";
 /// as it takes, and its creation ends before.
 const PATIENCE: Duration = Duration::from_millis(500);
 
+/// When a disk is searched again whose pool a daemon of another host has.
+const RETRY: Duration = Duration::from_secs(30);
 /// The time that `bdev_wait_for_examine` waits for all searches.
 const PATIENCE_FOR_ALL: Duration = Duration::from_secs(5);
 
@@ -46,6 +48,8 @@ pub(crate) struct State {
     auto_examine: Cell<bool>,
     /// Where searches begin, once [`follow`] was called.
     wanted: RefCell<Option<UnboundedSender<Search>>>,
+    /// Disks whose pools were in use by daemons of other hosts when they were searched last.
+    in_use: RefCell<BTreeSet<String>>,
     /// The number of searches that have not ended.
     pending: watch::Sender<usize>,
     /// Names of the disks that are searched at the moment.
@@ -62,6 +66,7 @@ impl Default for State {
             pools: Pools::default(),
             auto_examine: Cell::new(true),
             wanted: RefCell::default(),
+            in_use: RefCell::default(),
             pending: watch::Sender::default(),
             searched: RefCell::default(),
             search_ended: Notify::new(),
@@ -504,6 +509,21 @@ impl State {
     }
 }
 
+impl State {
+    /// Searches a disk again after a while.
+    fn search_later(&self, disk: &str) {
+        let Some(wanted) = self.wanted.borrow().clone() else { return };
+        let (pending, disk) = (self.pending.clone(), disk.to_owned());
+        tokio::task::spawn_local(async move {
+            tokio::time::sleep(RETRY).await;
+            // The daemon may have ended.
+            if wanted.send(Search { disk, ended: oneshot::channel().0 }).is_ok() {
+                pending.send_modify(|pending| *pending += 1);
+            }
+        });
+    }
+}
+
 /// Looks for a pool on a disk that has appeared ([`begin_search`]). Returns at its end, or while a slow disk is still searched.
 pub(crate) async fn examine(control: &Control, disk: &str) {
     if let Some(end) = begin_search(control, disk)
@@ -553,8 +573,17 @@ async fn search(control: &Control, disk: &str) {
         Ok(Some(pool)) => opened(control, &pool, disk).await,
         // The disk was removed meanwhile.
         Err(module::Error::Registry(aryk_bdev::Error::NotFound(_))) => {}
+        Err(error @ module::Error::InUse { .. }) => {
+            if state.in_use.borrow_mut().insert(disk.to_owned()) {
+                let seconds = RETRY.as_secs();
+                tracing::warn!(disk, %error, seconds, "the disk is searched again from time to time: its pool is in use");
+            }
+            state.search_later(disk);
+            return;
+        }
         Err(error) => tracing::error!(disk, %error, "the disk has a pool that cannot be opened"),
     }
+    state.in_use.borrow_mut().remove(disk);
 }
 
 /// Opens the pool of a disk that a search has not opened. `may_be_older`: also if the disk came back older.
@@ -636,7 +665,7 @@ impl From<module::Error> for Error {
         use module::Error as Of;
         let errno = match &error {
             Of::Registry(error) => return error.clone().into(),
-            Of::Busy(_) | Of::Unfinished(_) | Of::InUse { .. } => Errno::BUSY,
+            Of::Busy(_) | Of::Unfinished(_) | Of::InUse { .. } | Of::TakenOver => Errno::BUSY,
             Of::NoThread => Errno::AGAIN,
             Of::Open(_) | Of::Ended | Of::NoPool(_) | Of::NoPoolOn(_) | Of::NoVolume(_) => Errno::NODEV,
             Of::Format(error) => match error {
@@ -646,7 +675,9 @@ impl From<module::Error> for Error {
                 module::FormatError::NotAPool { .. } => Errno::ILSEQ,
                 _ => Errno::INVAL,
             },
-            Of::Manifest(_) | Of::NoManifest | Of::Intent(_) | Of::Incomplete => Errno::ILSEQ,
+            Of::Manifest(_) | Of::NoManifest | Of::Superblock { .. } | Of::Intent(_) | Of::Incomplete => {
+                Errno::ILSEQ
+            }
             Of::Store(error) => match error {
                 module::StoreError::Medium => Errno::IO,
                 module::StoreError::NoSpace => Errno::NOSPC,

@@ -17,6 +17,8 @@ struct SharedDisk {
     memory: Arc<Mapping>,
     /// Whether it compares and writes at once.
     is_atomic: bool,
+    /// Whether it does not complete writes now.
+    is_held: Arc<AtomicBool>,
 }
 
 impl Device for SharedDisk {
@@ -42,15 +44,17 @@ impl Device for SharedDisk {
     }
 
     fn open_channel(&self, root: RootId, _: &mut Cx) -> Result<Box<dyn Channel>, OpenError> {
-        let memory = Arc::clone(&self.memory);
-        Ok(Box::new(SharedChannel { root, memory, submitted: VecDeque::new() }))
+        let (memory, is_held) = (Arc::clone(&self.memory), Arc::clone(&self.is_held));
+        Ok(Box::new(SharedChannel { root, memory, is_held, submitted: VecDeque::new(), aborted: Vec::new() }))
     }
 }
 
 struct SharedChannel {
     root: RootId,
     memory: Arc<Mapping>,
+    is_held: Arc<AtomicBool>,
     submitted: VecDeque<Io>,
+    aborted: Vec<Tag>,
 }
 
 impl Channel for SharedChannel {
@@ -59,10 +63,27 @@ impl Channel for SharedChannel {
         cx.wake(self.root);
     }
 
-    fn abort(&mut self, _: Tag, _: &mut Cx) {}
+    /// Requests to the pool can be aborted; those to the claim take effect as late as they may.
+    fn abort(&mut self, tag: Tag, cx: &mut Cx) {
+        if self.submitted.iter().any(|io| io.tag == tag && io.lba.to_bytes(BLOCK).0 != CLAIM_PLACE) {
+            self.submitted.retain(|io| io.tag != tag);
+            self.aborted.push(tag);
+            cx.wake(self.root);
+        }
+    }
 
-    fn poll(&mut self, _: &mut Cx, out: &mut Vec<Completion>) {
-        for io in self.submitted.drain(..) {
+    fn poll(&mut self, cx: &mut Cx, out: &mut Vec<Completion>) {
+        out.extend(self.aborted.drain(..).map(|tag| Completion { tag, status: Status::Aborted }));
+        let is_held = self.is_held.load(Ordering::SeqCst);
+        let (now, later) = self
+            .submitted
+            .drain(..)
+            .partition(|io| !is_held || !matches!(io.op, Op::Write | Op::CompareAndWrite));
+        self.submitted = later;
+        if is_held {
+            cx.wake(self.root);
+        }
+        for io in Vec::from_iter::<VecDeque<Io>>(now) {
             let (offset, len) = (io.lba.to_bytes(BLOCK).0, io.blocks.to_bytes(BLOCK).0);
             let mut status = Status::Ok;
             match io.op {
@@ -92,10 +113,10 @@ impl Channel for SharedChannel {
 const PACE: Pace = Pace {
     beat: Duration::from_millis(50),
     lease: Duration::from_secs(1),
-    watch: Duration::from_millis(1500),
+    watch: Duration::from_millis(2500),
     look: Duration::from_millis(100),
-    hurry: Duration::from_secs(1),
-    settle: Duration::from_millis(100),
+    hurry: Duration::from_millis(300),
+    settle: Duration::from_millis(600),
 };
 
 #[expect(clippy::disallowed_methods, reason = "nothing else happens meanwhile")]
@@ -114,18 +135,22 @@ struct Hosts {
     stack: Stack,
     other: Pools,
     memory: Arc<Mapping>,
+    /// Whether the disk of each holds writes back.
+    are_held: [Arc<AtomicBool>; 2],
 }
 
 impl Hosts {
     fn new(is_atomic: bool) -> Self {
         let mut stack = Stack::new(512);
         let memory = Arc::new(Mapping::anonymous(BASE).expect("there is memory"));
-        for name in ["0", "1"] {
-            let disk = SharedDisk { memory: Arc::clone(&memory), is_atomic };
+        let are_held = <[Arc<AtomicBool>; 2]>::default();
+        for (name, is_held) in ["0", "1"].into_iter().zip(&are_held) {
+            let (memory, is_held) = (Arc::clone(&memory), Arc::clone(is_held));
+            let disk = SharedDisk { memory, is_atomic, is_held };
             stack.env.registry().register(Identity::named(name), Arc::new(disk)).expect("it is new");
         }
         stack.pools = Self::daemon(1);
-        Self { stack, other: Self::daemon(2), memory }
+        Self { stack, other: Self::daemon(2), memory, are_held }
     }
 
     /// A daemon on a host of its own.
@@ -267,6 +292,96 @@ fn a_daemon_that_stopped_renewing_loses_the_pool_and_writes_nothing_more() {
             assert!(report.is_clean(), "{report:?}");
         });
         block_on(hosts.other.close(&successor));
+    }
+}
+
+#[test]
+fn a_pool_that_was_taken_over_is_not_deleted_by_the_daemon_that_lost_it() {
+    let hosts = Hosts::new(true);
+    let pool = hosts.create();
+    let successor = hosts.open(&hosts.other, "1").expect("its claim does not change");
+    assert_eq!(block_on(pool.renew_claim()), None);
+    assert_eq!(block_on(hosts.stack.pools.delete(&hosts.stack.env, &pool)), Err(Error::TakenOver));
+    block_on(hosts.other.close(&successor));
+    let again = hosts.open(&hosts.other, "1").expect("it is there");
+    block_on(hosts.other.delete(&hosts.stack.env, &again)).expect("it is this daemon's");
+    assert_eq!(hosts.open(&hosts.other, "1").map(drop), Err(Error::NoPoolOn("1".to_owned())));
+    assert!(hosts.claim().is_some_and(|claim| claim.is_released));
+}
+
+#[test]
+fn a_claim_is_released_while_it_is_renewed() {
+    for is_atomic in [false, true] {
+        let hosts = Hosts::new(is_atomic);
+        let mut hold = crate::part::BaseHold::new(&hosts.stack.env, "0", "the test").unwrap();
+        let taken = hold.take_claim(&hosts.stack.env, Uuid::from_u128(9), &hosts.stack.pools.holder, PACE);
+        block_on(taken).unwrap();
+        let (claim, base) = (Arc::clone(hold.claim().unwrap()), hold.descriptor());
+        block_on(claim.renew_during(&base, async {
+            // A few beats.
+            while hosts.claim().unwrap().beat < 4 {
+                hosts.stack.env.reactors().handles()[0].call(|_| ()).await.unwrap();
+            }
+            claim.release(base.clone()).await;
+        }));
+        assert!(hosts.claim().unwrap().is_released);
+    }
+}
+
+/// The write of a beat takes effect after another daemon has taken the pool over.
+#[test]
+fn a_late_beat_does_not_give_a_lost_pool_back() {
+    for is_atomic in [false, true] {
+        let hosts = Hosts::new(is_atomic);
+        let pool = hosts.create();
+        let disk = pool.find("v").unwrap().disk.unwrap();
+        hosts.are_held[0].store(true, Ordering::SeqCst);
+        std::thread::scope(|scope| {
+            let beat = scope.spawn(|| block_on(pool.renew_claim()));
+            let successor = hosts.open(&hosts.other, "1").expect("its claim does not change");
+            hosts.are_held[0].store(false, Ordering::SeqCst);
+            let _ = beat.join().expect("it does not panic");
+            assert_eq!(block_on(pool.renew_claim()), None);
+            let written = hosts.stack.on_owner(&disk, async |channel: AsyncChannel| {
+                channel.write(Lba(0), Blocks(8), Buffer::from_slice(&[9; 4096])).await.map(drop)
+            });
+            assert_eq!(written, Err(Status::Medium));
+            block_on(hosts.other.close(&successor));
+        });
+    }
+}
+
+#[test]
+fn what_the_disk_has_at_the_end_of_the_lease_is_aborted_and_submitted_again() {
+    for is_lost in [false, true] {
+        let hosts = Hosts::new(true);
+        let pool = hosts.create();
+        let disk = pool.find("v").unwrap().disk.unwrap();
+        hosts.are_held[0].store(true, Ordering::SeqCst);
+        let (sent, written) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let written = hosts.stack.on_owner(&disk, async |channel: AsyncChannel| {
+                    channel.write(Lba(0), Blocks(8), Buffer::from_slice(&[7; 4096])).await.map(drop)
+                });
+                sent.send(written).expect("the test waits");
+            });
+            sleep(PACE.lease + Duration::from_secs(1));
+            assert_eq!(pool.health(), Health::Waiting);
+            // Nothing is left that could be written from now on.
+            hosts.are_held[0].store(false, Ordering::SeqCst);
+            let early = written.recv_timeout(Duration::from_millis(300));
+            assert!(early.is_err(), "{early:?}");
+            if is_lost {
+                let successor = hosts.open(&hosts.other, "1").expect("its claim does not change");
+                assert_eq!(block_on(pool.renew_claim()), None);
+                assert_eq!(written.recv(), Ok(Err(Status::Medium)));
+                block_on(hosts.other.close(&successor));
+            } else {
+                assert_eq!(hosts.while_renewed(&pool, || written.recv()), Ok(Ok(())));
+                assert_eq!(hosts.while_renewed(&pool, || hosts.stack.read(&disk, 0, 4096)), [7; 4096]);
+            }
+        });
     }
 }
 
