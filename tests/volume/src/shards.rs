@@ -210,7 +210,7 @@ impl World {
             cache_bytes: rng.usize(16..512) << 10,
             ..Settings::default()
         };
-        let crash_in = rng.u32(..4000);
+        let crash_in = rng.u32(1..4000);
         let mut world = Self {
             rng,
             disk,
