@@ -131,7 +131,8 @@ fn one(cli: &Cli, target: Option<&Result<Target, String>>, seed: u64) -> Result<
         return Ok(Counts { decayed: 1, ..Counts::default() });
     }
     if cli.shards {
-        let counts = shards::run(seed, cli.steps).map_err(|what| format!("seed {seed}: {what}"))?;
+        let counts = run::caught(|| shards::run(seed, cli.steps));
+        let counts = counts.map_err(|what| format!("seed {seed}: {what}"))?;
         let (requests, commands) = (counts.requests, counts.snapshots + counts.clones + counts.deletions);
         let (operations, crashes, values) = (counts.operations, counts.crashes, counts.values);
         return Ok(Counts { requests, commands, operations, crashes, values, ..Counts::default() });

@@ -31,9 +31,16 @@ pub fn seed(seed: u64, count: u32) -> Result<Counts, Box<Failure>> {
     run(seed, shape, &steps).map_err(|what| Box::new(Failure { seed, what, shape, steps }))
 }
 
-/// Runs these steps; a panic is a failure too.
 fn run(seed: u64, shape: Shape, steps: &[Paced]) -> Result<Counts, String> {
-    catch_unwind(AssertUnwindSafe(|| world::run(seed, shape, steps))).unwrap_or_else(|_| {
+    caught(|| world::run(seed, shape, steps))
+}
+
+/// Runs a simulation; a panic is a failure too.
+///
+/// # Errors
+/// What was violated.
+pub fn caught<T>(run: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| {
         Err(format!("panic: {}", PANIC.lock().map(|text| text.clone()).unwrap_or_default()))
     })
 }
