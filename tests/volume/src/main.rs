@@ -68,7 +68,7 @@ fn simulate(cli: &Cli) -> Result<()> {
     let end = cli.time.map(|seconds| start + Duration::from_secs(seconds));
     let next = AtomicU64::new(cli.seed);
     let has_failed = AtomicBool::new(false);
-    let total = Mutex::new((0_u64, 0_u64, Counts::default()));
+    let total = Mutex::new((0_u64, 0_u64, Total::default()));
     std::thread::scope(|scope| {
         for _ in 0..cli.threads.max(1) {
             scope.spawn(|| {
@@ -82,7 +82,7 @@ fn simulate(cli: &Cli) -> Result<()> {
                     let Ok(mut total) = total.lock() else { break };
                     total.0 += 1;
                     match result {
-                        Ok(counts) => total.2.add(counts),
+                        Ok(counts) => total.2.add(&counts),
                         Err(text) => {
                             total.1 += 1;
                             has_failed.store(true, Ordering::Relaxed);
@@ -94,11 +94,30 @@ fn simulate(cli: &Cli) -> Result<()> {
         }
     });
     let Ok((seeds, failed, counts)) = total.into_inner() else { bail!("a thread ended early") };
-    println!("{seeds} simulations in {} s: {}", start.elapsed().as_secs(), told(&counts));
+    let counts = if cli.shards { counts.of_shards.told() } else { told(&counts.of_volumes) };
+    println!("{seeds} simulations in {} s: {counts}", start.elapsed().as_secs());
     if failed > 0 {
         bail!("{failed} of {seeds} simulations failed");
     }
     Ok(())
+}
+
+/// What simulations did.
+#[derive(Default)]
+struct Total {
+    of_volumes: Counts,
+    of_shards: shards::Counts,
+}
+
+impl Total {
+    fn of(of_volumes: Counts) -> Self {
+        Self { of_volumes, ..Self::default() }
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.of_volumes.add(other.of_volumes);
+        self.of_shards.add(&other.of_shards);
+    }
 }
 
 fn told(counts: &Counts) -> String {
@@ -124,24 +143,23 @@ fn told(counts: &Counts) -> String {
 }
 
 /// Runs a seed; a failure is told with the shortest list of steps that was found.
-fn one(cli: &Cli, target: Option<&Result<Target, String>>, seed: u64) -> Result<Counts, String> {
+fn one(cli: &Cli, target: Option<&Result<Target, String>>, seed: u64) -> Result<Total, String> {
     if let Some(target) = target {
         let run = target.as_ref().map_err(Clone::clone).and_then(|target| target.run(seed));
         run.map_err(|what| format!("seed {seed}: {what}"))?;
-        return Ok(Counts { decayed: 1, ..Counts::default() });
+        return Ok(Total::of(Counts { decayed: 1, ..Counts::default() }));
     }
     if cli.shards {
-        let counts = run::caught(|| shards::run(seed, cli.steps));
-        let counts = counts.map_err(|what| format!("seed {seed}: {what}"))?;
-        let (requests, commands) = (counts.requests, counts.snapshots + counts.clones + counts.deletions);
-        let (operations, crashes, values) = (counts.operations, counts.crashes, counts.values);
-        return Ok(Counts { requests, commands, operations, crashes, values, ..Counts::default() });
+        let of_shards = run::caught(|| shards::run(seed, cli.steps));
+        let of_shards = of_shards.map_err(|what| format!("seed {seed}: {what}"))?;
+        return Ok(Total { of_shards, ..Total::default() });
     }
     if cli.store {
         let counts = journal::run(seed, cli.steps)?;
-        return Ok(Counts { operations: counts.operations, crashes: counts.crashes, ..Counts::default() });
+        let (operations, crashes) = (counts.operations, counts.crashes);
+        return Ok(Total::of(Counts { operations, crashes, ..Counts::default() }));
     }
-    run::seed(seed, cli.steps).map_err(|failure| {
+    run::seed(seed, cli.steps).map(Total::of).map_err(|failure| {
         let shorter = run::shrink(&failure, cli.shrink);
         let steps: Vec<_> = shorter.steps.iter().map(|step| format!("  {step:?}")).collect();
         let shown = if cli.verbose { steps.join("\n") } else { String::new() };

@@ -27,6 +27,8 @@ use uuid::Uuid;
 use crate::disk::{Disk, Ended, Faults, shard_place};
 use crate::pattern::{self, UNIT};
 
+pub use counts::Counts;
+
 const SEGMENT: u32 = 8 << 20;
 const AREA: u64 = 256 << 10;
 /// Segments of a shard.
@@ -58,35 +60,6 @@ impl From<String> for Stop {
     fn from(what: String) -> Self {
         Self::Failed(what)
     }
-}
-
-/// What a simulation did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// Requests that ended.
-    pub requests: u64,
-    /// Writes in more than one shard.
-    pub wide_writes: u64,
-    /// Writes that were held back.
-    pub held: u64,
-    /// Snapshots that were taken.
-    pub snapshots: u64,
-    /// Clones that were made.
-    pub clones: u64,
-    /// Snapshots and clones that were deleted.
-    pub deletions: u64,
-    /// Snapshots and clones that a crash has interrupted, and that are in all shards nevertheless.
-    pub kept: u64,
-    /// Snapshots and clones that a crash has interrupted when some shards had them, and that were deleted.
-    pub undone: u64,
-    /// Values that were compared.
-    pub values: u64,
-    /// Operations of the disk.
-    pub operations: u64,
-    /// Crashes.
-    pub crashes: u64,
-    /// Differs between two runs if they did different things.
-    pub digest: u64,
 }
 
 /// A write to a slot. Its number is its value, too.
@@ -589,6 +562,7 @@ fn slots() -> Vec<Slot> {
     wide.chain(narrow).collect()
 }
 
+mod counts;
 mod life;
 
 #[cfg(test)]
@@ -600,14 +574,7 @@ mod tests {
         let mut all = Counts::default();
         for seed in 0..20 {
             let counts = run(seed, 30).unwrap_or_else(|what| panic!("seed {seed}: {what}"));
-            all.snapshots += counts.snapshots;
-            all.clones += counts.clones;
-            all.deletions += counts.deletions;
-            all.wide_writes += counts.wide_writes;
-            all.held += counts.held;
-            all.kept += counts.kept;
-            all.undone += counts.undone;
-            all.crashes += counts.crashes;
+            all.add(&counts);
         }
         // Each case was reached.
         assert!(all.snapshots > 80 && all.wide_writes > 1000 && all.held > 50 && all.crashes > 10, "{all:?}");
