@@ -10,7 +10,7 @@
 //! | `damage` | a pool of which any byte is damaged |
 //! | `fixture` | images of pools, which every later version reads |
 //! | `journal` | simulations of the store without the engine |
-//! | `shards` | simulations of a pool of several shards: what snapshots show across them |
+//! | `shards` | simulations of a pool of several shards: snapshots, sizes and reverts across them |
 //! | `run` | a seed, or a range of them; makes a failing list of steps shorter |
 //!
 //! Pools have one shard, except in `shards`: what joins several is in the module (`crates/modules/volume/src/striped.rs`,

@@ -30,7 +30,7 @@ struct Cli {
     /// Simulate the store without the engine
     #[arg(long)]
     store: bool,
-    /// Simulate pools of several shards, whose snapshots have one moment in all of them
+    /// Simulate pools of several shards: a snapshot has one moment, and a change is in all or in none
     #[arg(long, conflicts_with = "store")]
     shards: bool,
     /// Damage one small pool instead, for each seed another sector

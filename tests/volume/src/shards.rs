@@ -2,7 +2,8 @@
 //! them, hold back writes while all shards take a snapshot, and learn late of each change.
 //!
 //! Writes go to *slots*, each of which has one write under way at a time. Most slots lie across the border of two stripes, and so
-//! in two shards. A snapshot is right if
+//! in two shards. The volume changes its size, and is reverted to its snapshots; what is cut off reads zeroes when it comes back.
+//! A snapshot is right if
 //!
 //! - each slot shows one write, in all of its units: a write is wholly in the snapshot, or not at all;
 //! - with a write, it has all writes that had ended before that one began;
@@ -10,15 +11,25 @@
 //! - it shows the same for ever, also after crashes, and so do its clones, also when it is deleted; one that a crash has
 //!   interrupted is there in all shards or in none.
 //!
-//! The steps of snapshots and deletions, and what is finished after a crash, are those of the module (`pool/changes.rs`); the
+//! A change of the size, and a revert, is there in all shards or in none, too. Reads of the volume go on meanwhile; each shows in
+//! each unit what a write or a change has left there that was not replaced before the read began.
+//!
+//! The steps of snapshots and changes, and what is finished after a crash, are those of the module (`pool/changes.rs`); the
 //! division of requests and the gate are the same code (`aryk_volume::{pieces, WriteGate}`).
+//!
+//! | file | what it owns |
+//! | --- | --- |
+//! | `life.rs` | the steps, except changes; crashes, and comparisons |
+//! | `changes.rs` | sizes and reverts; what is finished after a crash |
+//! | `slot.rs` | the history of a slot, and what it may show |
+//! | `counts.rs` | what a simulation did |
 
 use std::collections::{BTreeMap, VecDeque};
 
 use aryk_dma::Buffer;
 use aryk_volume::{
     Action, Answer, BLOCK_UNITS, Command, Label, Origin, Piece, Pool, RANGE_BLOCKS, Request, STRIPE_RANGES,
-    Settings, Shard, State, Status, Tag, VolumeId, WhenFull, WriteGate, pieces,
+    Settings, Shard, State, Status, Tag, TimelineId, VolumeId, WhenFull, WriteGate, pieces,
 };
 use aryk_volume_store::{Base, Expected, Formatting, Opening, Options, Store};
 use fastrand::Rng;
@@ -26,6 +37,7 @@ use uuid::Uuid;
 
 use crate::disk::{Disk, Ended, Faults, shard_place};
 use crate::pattern::{self, UNIT};
+use slot::{Slot, Time};
 
 pub use counts::Counts;
 
@@ -34,9 +46,11 @@ const AREA: u64 = 256 << 10;
 /// Segments of a shard.
 const SEGMENTS: u64 = 24;
 const POOL: Uuid = Uuid::from_u128(0x5eed);
+/// The volume that is written.
+const VOLUME: [u8; 16] = [1; 16];
 /// Units of a stripe.
 const STRIPE: u64 = STRIPE_RANGES as u64 * RANGE_BLOCKS as u64 * BLOCK_UNITS as u64;
-/// Stripes of the volume.
+/// Stripes of the volume, at most and at first.
 const STRIPES: u64 = 9;
 /// Reactors with channels of the volume.
 const CHANNELS: usize = 3;
@@ -45,9 +59,6 @@ const EVENTS_MAX: u32 = 200_000;
 /// Snapshots and clones that are kept.
 const SNAPSHOTS_MAX: usize = 6;
 const CLONES_MAX: usize = 3;
-
-/// A moment: the number of events before it.
-type Time = u64;
 
 /// Why a step ends early.
 enum Stop {
@@ -62,35 +73,28 @@ impl From<String> for Stop {
     }
 }
 
-/// A write to a slot. Its number is its value, too.
-#[derive(Clone, Copy, Debug)]
-struct Write {
-    number: u64,
-    began: Time,
-    ended: Option<Time>,
-}
-
-#[derive(Debug, Default)]
-struct Slot {
-    units: (u64, u64),
-    /// In the order of their numbers.
-    writes: Vec<Write>,
-    is_busy: bool,
-    /// The number of a write that no crash loses, and neither what was there before.
-    durable: u64,
-}
-
 enum Kind {
-    Write { slot: usize },
+    Write {
+        slot: usize,
+    },
+    /// A read whose data is taken.
     Read,
-    Flush { began: Time },
+    /// A read of the volume, which is compared at its end.
+    Look {
+        slot: usize,
+    },
+    Flush,
 }
 
 /// A request of a channel, of which parts are in shards.
 struct InFlight {
     channel: usize,
     kind: Kind,
+    units: (u64, u64),
+    began: Time,
     left: u32,
+    /// A shard has refused its part, which is beyond the end of the volume.
+    is_refused: bool,
     buffer: Buffer,
 }
 
@@ -98,6 +102,8 @@ struct InFlight {
 #[derive(Default)]
 struct Channel {
     gate: WriteGate,
+    /// The size of the volume, as far as it knows.
+    size: u64,
     /// Slots whose writes wait until the gate opens.
     held: VecDeque<usize>,
 }
@@ -109,24 +115,49 @@ struct Open {
 
 /// A change that is being made.
 enum Change {
-    Make { uuid: Uuid, began: Time, cut: Time },
+    Make {
+        uuid: Uuid,
+        size: u64,
+        began: Time,
+        cut: Time,
+    },
     Clone(Cloned),
     Delete(Uuid),
+    Resize {
+        uuid: Uuid,
+        from: u64,
+        to: u64,
+        began: Time,
+        /// No crash prevents it any more.
+        is_certain: bool,
+    },
+    Revert {
+        uuid: Uuid,
+        /// The size of the snapshot, and what it shows.
+        size: u64,
+        seen: Vec<Vec<u64>>,
+        /// The history that each shard had before.
+        before: Vec<TimelineId>,
+        began: Time,
+        is_certain: bool,
+    },
 }
 
-/// A clone of a snapshot, and what each slot of it shows.
+/// A clone of a snapshot, and what each unit of each slot shows: zeroes beyond its end.
 struct Cloned {
     uuid: Uuid,
-    seen: Vec<u64>,
+    size: u64,
+    seen: Vec<Vec<u64>>,
 }
 
 struct Snapshot {
     uuid: Uuid,
+    size: u64,
     began: Time,
     /// When all shards had cut it.
     cut: Time,
-    /// What each slot shows, once that is known.
-    seen: Option<Vec<u64>>,
+    /// What each unit of each slot shows, once that is known.
+    seen: Option<Vec<Vec<u64>>>,
 }
 
 struct World {
@@ -137,6 +168,11 @@ struct World {
     count: u32,
     channels: Vec<Channel>,
     slots: Vec<Slot>,
+    /// The size of the volume, and since when all shards have it.
+    size: u64,
+    size_since: Time,
+    /// What became smaller when the last crash came, and its size before.
+    cut_off: Option<(Uuid, u64)>,
     requests: BTreeMap<u64, InFlight>,
     /// Answers to commands, by tag.
     answers: BTreeMap<u64, Result<Answer, String>>,
@@ -190,8 +226,11 @@ impl World {
             settings,
             shards: Vec::new(),
             count,
-            channels: (0..CHANNELS).map(|_| Channel::default()).collect(),
+            channels: channels(STRIPES * STRIPE),
             slots: slots(),
+            size: STRIPES * STRIPE,
+            size_since: 0,
+            cut_off: None,
             requests: BTreeMap::new(),
             answers: BTreeMap::new(),
             snapshots: Vec::new(),
@@ -215,7 +254,7 @@ impl World {
     /// The volume, and what its slots show first.
     fn begin_life(&mut self) -> Result<(), Stop> {
         self.wait_until(|world| world.shards.iter().all(|shard| shard.pool.state() == State::Ready))?;
-        self.command_all(|_| create(Uuid::from_bytes([1; 16]), Origin::Empty))?;
+        self.command_all(|_| create(Uuid::from_bytes(VOLUME), Origin::Empty, STRIPES * STRIPE))?;
         self.write_all()
     }
 
@@ -340,36 +379,39 @@ impl World {
     }
 
     fn part_ended(&mut self, tag: u64, status: Status) -> Result<(), Stop> {
-        if status != Status::Ok {
-            return Err(Stop::Failed(format!("a request has ended with {status:?}")));
-        }
+        let size_min = self.size_min();
         let request = self.requests.get_mut(&tag).ok_or_else(|| "a reply to nothing".to_owned())?;
+        match status {
+            Status::Ok => {}
+            Status::OutOfRange if request.units.1 > size_min => request.is_refused = true,
+            _ => return Err(Stop::Failed(format!("a request has ended with {status:?}"))),
+        }
         request.left -= 1;
         if request.left > 0 {
             return Ok(());
         }
         self.counts.requests += 1;
+        self.counts.refused += u64::from(request.is_refused);
         if matches!(request.kind, Kind::Read) {
             return Ok(());
         }
         let mut request = self.requests.remove(&tag).expect("just found");
         request.buffer.reclaim();
+        if !request.is_refused && request.units.1 > self.size && request.began > self.size_since {
+            return Err(Stop::Failed(format!(
+                "a request of {:?} beyond the end has succeeded",
+                request.units
+            )));
+        }
         let now = self.tick();
         match request.kind {
             Kind::Write { slot } => {
-                self.slots[slot].is_busy = false;
-                let write = self.slots[slot].writes.last_mut().expect("it has begun");
-                write.ended = Some(now);
+                self.slots[slot].end(tag, now, request.is_refused);
                 self.channels[request.channel].gate.leave();
             }
-            Kind::Flush { began } => {
-                for slot in &mut self.slots {
-                    let durable =
-                        slot.writes.iter().filter(|write| write.ended.is_some_and(|ended| ended < began));
-                    slot.durable = slot.durable.max(durable.map(|write| write.number).max().unwrap_or(0));
-                }
-            }
-            Kind::Read => {}
+            Kind::Look { slot } if !request.is_refused => self.look_ended(slot, &request)?,
+            Kind::Flush => self.slots.iter_mut().for_each(|slot| slot.flushed(request.began)),
+            Kind::Read | Kind::Look { .. } => {}
         }
         Ok(())
     }
@@ -386,7 +428,8 @@ impl World {
         self.next += 1;
         let tag = self.next;
         let data = buffer.lend();
-        let (is_read, is_flush) = (matches!(kind, Kind::Read), matches!(kind, Kind::Flush { .. }));
+        let is_read = matches!(kind, Kind::Read | Kind::Look { .. });
+        let is_flush = matches!(kind, Kind::Flush);
         let mut left = 0;
         if is_flush {
             for (shard, id) in self.shards.iter_mut().zip(ids) {
@@ -412,7 +455,8 @@ impl World {
             }
             self.counts.wide_writes += u64::from(!is_read && left > 1);
         }
-        self.requests.insert(tag, InFlight { channel, kind, left, buffer });
+        let (began, is_refused) = (self.tick(), false);
+        self.requests.insert(tag, InFlight { channel, kind, units, began, left, is_refused, buffer });
         tag
     }
 
@@ -430,14 +474,14 @@ impl World {
         let began = self.tick();
         let number = self.next + 1;
         let units = self.slots[slot].units;
-        self.slots[slot].writes.push(Write { number, began, ended: None });
+        self.slots[slot].begin(number, began);
         let mut buffer = Buffer::new(((units.1 - units.0) as usize) * UNIT, 4096);
         for (unit, bytes) in
             (units.0..).zip(buffer.bytes_mut().chunks_mut(UNIT).take((units.1 - units.0) as usize))
         {
             pattern::fill(bytes, number, unit);
         }
-        let ids = self.ids([1; 16])?;
+        let ids = self.ids(VOLUME)?;
         let tag = self.submit(channel, Kind::Write { slot }, &ids, units, buffer);
         assert_eq!(tag, number, "the value of a write is its tag");
         Ok(())
@@ -452,18 +496,36 @@ impl World {
         ids.ok_or_else(|| Stop::Failed("a shard lacks a volume".into()))
     }
 
-    /// Some channels write to slots that are free, or flush.
+    /// Some channels write to slots that are free, read, or flush, as far as they know the volume.
     fn act(&mut self) -> Result<(), Stop> {
         for _ in 0..self.rng.u32(..4) {
             let (channel, slot) = (self.rng.usize(..CHANNELS), self.rng.usize(..self.slots.len()));
-            if self.rng.u32(..12) == 0 {
-                let began = self.tick();
-                let ids = self.ids([1; 16])?;
-                self.submit(channel, Kind::Flush { began }, &ids, (0, 0), Buffer::new(4096, 4096));
-            } else if !std::mem::replace(&mut self.slots[slot].is_busy, true) {
-                self.write(channel, slot)?;
+            let size = self.channels[channel].size;
+            match self.rng.u32(..14) {
+                0 => self.flush(channel)?,
+                1 | 2 => self.look(channel, slot, size)?,
+                _ if self.slots[slot].is_busy || self.slots[slot].units.1 > size => {}
+                _ => {
+                    self.slots[slot].is_busy = true;
+                    self.write(channel, slot)?;
+                }
             }
         }
+        Ok(())
+    }
+
+    fn flush(&mut self, channel: usize) -> Result<(), Stop> {
+        let ids = self.ids(VOLUME)?;
+        self.submit(channel, Kind::Flush, &ids, (0, 0), Buffer::new(4096, 4096));
+        Ok(())
+    }
+
+    /// A channel reads what a volume of this size has of a slot.
+    fn look(&mut self, channel: usize, slot: usize, size: u64) -> Result<(), Stop> {
+        let Some(units) = self.slots[slot].within(size) else { return Ok(()) };
+        let buffer = Buffer::new((units.1 - units.0) as usize * UNIT, 4096);
+        let ids = self.ids(VOLUME)?;
+        self.submit(channel, Kind::Look { slot }, &ids, units, buffer);
         Ok(())
     }
 
@@ -528,25 +590,25 @@ impl World {
         self.finish_command(tag).map(drop)
     }
 
-    /// Writes all slots, and makes that durable.
+    /// Writes all slots that the volume has, and makes that durable.
     fn write_all(&mut self) -> Result<(), Stop> {
         for slot in 0..self.slots.len() {
-            self.slots[slot].is_busy = true;
-            self.write(0, slot)?;
+            if self.slots[slot].units.1 <= self.size {
+                self.slots[slot].is_busy = true;
+                self.write(0, slot)?;
+            }
         }
         self.wait_until(|world| world.requests.is_empty())?;
-        let began = self.tick();
-        let ids = self.ids([1; 16])?;
-        self.submit(0, Kind::Flush { began }, &ids, (0, 0), Buffer::new(4096, 4096));
+        self.flush(0)?;
         self.wait_until(|world| world.requests.is_empty())
     }
 }
 
 /// The command that creates a volume.
-fn create(uuid: Uuid, origin: Origin) -> Command {
+fn create(uuid: Uuid, origin: Origin, units: u64) -> Command {
     Command::Create {
         label: Label { name: uuid.to_string(), uuid: uuid.into_bytes() },
-        units: STRIPES * STRIPE,
+        units,
         block_size: 512,
         origin,
         when_full: WhenFull::Wait,
@@ -554,32 +616,41 @@ fn create(uuid: Uuid, origin: Origin) -> Command {
     }
 }
 
+/// Channels that know a volume of this size.
+fn channels(size: u64) -> Vec<Channel> {
+    (0..CHANNELS).map(|_| Channel { size, ..Channel::default() }).collect()
+}
+
 /// One across each border of two stripes, and some within a stripe.
 fn slots() -> Vec<Slot> {
-    let around = |unit: u64, half: u64| Slot { units: (unit - half, unit + half), ..Slot::default() };
+    let around = |unit: u64, half: u64| Slot::new((unit - half, unit + half));
     let wide = (1..STRIPES).map(|border| around(border * STRIPE, 8 * border));
     let narrow = (0..STRIPES).map(|stripe| around(stripe * STRIPE + STRIPE / 2, 4 + stripe));
     wide.chain(narrow).collect()
 }
 
+mod changes;
 mod counts;
 mod life;
+mod slot;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn snapshots_of_several_shards_have_one_moment() {
+    fn snapshots_and_changes_of_several_shards_are_whole() {
         let mut all = Counts::default();
         for seed in 0..20 {
             let counts = run(seed, 30).unwrap_or_else(|what| panic!("seed {seed}: {what}"));
             all.add(&counts);
         }
         // Each case was reached.
-        assert!(all.snapshots > 80 && all.wide_writes > 1000 && all.held > 50 && all.crashes > 10, "{all:?}");
-        assert!(all.clones > 20 && all.deletions > 20, "{all:?}");
+        assert!(all.snapshots > 60 && all.wide_writes > 1000 && all.held > 50 && all.crashes > 10, "{all:?}");
+        assert!(all.clones > 10 && all.deletions > 10, "{all:?}");
         assert!(all.kept > 0 && all.undone > 0, "{all:?}");
+        assert!(all.grown > 10 && all.shrunk > 10 && all.reverts > 10 && all.mixed > 0, "{all:?}");
+        assert!(all.refused > 0 && all.torn > 0 && all.looks > 1000, "{all:?}");
     }
 
     #[test]

@@ -1,20 +1,20 @@
-//! The steps of a simulation: it takes, clones, compares and deletes snapshots, and crashes the pool.
+//! The steps of a simulation, except changes: it takes, clones, compares and deletes snapshots, and crashes the pool.
 
 use aryk_dma::Buffer;
 use aryk_volume::{Answer, Command, Label, Origin, State, VolumeId};
 use uuid::Uuid;
 
+use super::slot::{self, Time, Write};
 use super::{
-    CHANNELS, CLONES_MAX, Change, Channel, Cloned, Kind, SNAPSHOTS_MAX, Snapshot, Stop, Time, World, create,
+    CHANNELS, CLONES_MAX, Change, Cloned, InFlight, Kind, SNAPSHOTS_MAX, Snapshot, Stop, VOLUME, World,
+    channels, create,
 };
 use crate::disk::Crash;
-use crate::pattern::{self, UNIT};
-
-const VOLUME: [u8; 16] = [1; 16];
+use crate::pattern::{self, UNIT, ZERO};
 
 impl World {
     pub(super) fn step(&mut self) -> Result<(), Stop> {
-        match self.rng.u32(..9) {
+        match self.rng.u32(..13) {
             0..3 if self.snapshots.len() < SNAPSHOTS_MAX => self.snapshot(),
             0..4 if !self.snapshots.is_empty() => self.delete(),
             4 if !self.snapshots.is_empty() => {
@@ -22,6 +22,8 @@ impl World {
                 self.compare(number, true)
             }
             5 if !self.snapshots.is_empty() && self.clones.len() < CLONES_MAX => self.clone_snapshot(),
+            6 if !self.snapshots.is_empty() => self.revert(),
+            7..9 => self.resize(),
             _ => (0..20).try_for_each(|_| self.pass_time()),
         }
     }
@@ -46,16 +48,10 @@ impl World {
     fn snapshot(&mut self) -> Result<(), Stop> {
         self.next += 1;
         let uuid = Uuid::from_u128(self.next.into());
-        let began = self.tick();
-        self.changing = Some(Change::Make { uuid, began, cut: Time::MAX });
+        let (began, size) = (self.tick(), self.size);
+        self.changing = Some(Change::Make { uuid, size, began, cut: Time::MAX });
         self.note(format!("make {uuid}"))?;
-        for channel in 0..CHANNELS {
-            self.pass_time()?;
-            self.channels[channel].gate.close();
-        }
-        self.work_until(|world| {
-            !world.requests.values().any(|request| matches!(request.kind, Kind::Write { .. }))
-        })?;
+        self.close_gates()?;
         let ids = self.ids(VOLUME)?;
         let mut tags = Vec::new();
         for (shard, id) in ids.into_iter().enumerate() {
@@ -64,28 +60,39 @@ impl World {
             tags.push(self.begin(shard, Command::Snapshot(vec![(id, label)])));
         }
         let cut = self.tick();
-        self.changing = Some(Change::Make { uuid, began, cut });
-        for channel in 0..CHANNELS {
-            self.pass_time()?;
-            self.open_gate(channel)?;
-        }
+        self.changing = Some(Change::Make { uuid, size, began, cut });
+        self.open_gates()?;
         for tag in tags {
             self.finish_command(tag)?;
         }
         self.note(String::new())?;
         self.changing = None;
-        self.snapshots.push(Snapshot { uuid, began, cut, seen: None });
+        self.snapshots.push(Snapshot { uuid, size, began, cut, seen: None });
         self.counts.snapshots += 1;
         let number = self.snapshots.len() - 1;
         if self.rng.bool() { self.compare(number, true) } else { Ok(()) }
     }
 
-    /// Opens the gate of a channel: the writes that it has held back begin.
-    fn open_gate(&mut self, channel: usize) -> Result<(), Stop> {
-        self.channels[channel].gate.open();
-        while let Some(slot) = self.channels[channel].held.pop_front() {
-            assert!(self.channels[channel].gate.enter(), "it was just opened");
-            self.start_write(channel, slot)?;
+    /// Closes the gates of the channels one after another, and waits until no write is under way.
+    pub(super) fn close_gates(&mut self) -> Result<(), Stop> {
+        for channel in 0..CHANNELS {
+            self.pass_time()?;
+            self.channels[channel].gate.close();
+        }
+        self.work_until(|world| {
+            !world.requests.values().any(|request| matches!(request.kind, Kind::Write { .. }))
+        })
+    }
+
+    /// Opens the gates of the channels one after another: the writes that they have held back begin.
+    pub(super) fn open_gates(&mut self) -> Result<(), Stop> {
+        for channel in 0..CHANNELS {
+            self.pass_time()?;
+            self.channels[channel].gate.open();
+            while let Some(slot) = self.channels[channel].held.pop_front() {
+                assert!(self.channels[channel].gate.enter(), "it was just opened");
+                self.start_write(channel, slot)?;
+            }
         }
         Ok(())
     }
@@ -94,36 +101,44 @@ impl World {
     fn clone_snapshot(&mut self) -> Result<(), Stop> {
         let number = self.rng.usize(..self.snapshots.len());
         self.compare(number, true)?;
-        let Snapshot { uuid: snapshot, seen, .. } = &self.snapshots[number];
-        let (snapshot, seen) = (snapshot.into_bytes(), seen.clone().expect("it was compared"));
+        let Snapshot { uuid: snapshot, size, seen, .. } = &self.snapshots[number];
+        let (snapshot, size) = (snapshot.into_bytes(), *size);
+        let seen = seen.clone().expect("it was compared");
         self.next += 1;
         let uuid = Uuid::from_u128(self.next.into());
-        self.changing = Some(Change::Clone(Cloned { uuid, seen: seen.clone() }));
+        self.changing = Some(Change::Clone(Cloned { uuid, size, seen: seen.clone() }));
         self.note(format!("make {uuid}"))?;
-        let mut tags = Vec::new();
-        for (shard, id) in self.ids(snapshot)?.into_iter().enumerate() {
-            self.pass_time()?;
-            tags.push(self.begin(shard, create(uuid, Origin::Snapshot(id))));
-        }
-        for tag in tags {
-            self.finish_command(tag)?;
-        }
+        let ids = self.ids(snapshot)?;
+        self.in_shards(0..ids.len(), |shard| create(uuid, Origin::Snapshot(ids[shard]), size))?;
         self.note(String::new())?;
         self.changing = None;
-        self.clones.push(Cloned { uuid, seen });
+        self.clones.push(Cloned { uuid, size, seen });
         self.counts.clones += 1;
         self.compare_clone(self.clones.len() - 1, true)
     }
 
+    /// Reads all clones, and checks them.
+    pub(super) fn compare_clones(&mut self, is_busy: bool) -> Result<(), Stop> {
+        (0..self.clones.len()).try_for_each(|number| self.compare_clone(number, is_busy))
+    }
+
     /// Reads a clone, and checks it.
     fn compare_clone(&mut self, number: usize, is_busy: bool) -> Result<(), Stop> {
-        let ids = self.ids(self.clones[number].uuid.into_bytes())?;
+        let Cloned { uuid, size, .. } = self.clones[number];
+        let ids = self.ids(uuid.into_bytes())?;
         for slot in 0..self.slots.len() {
-            let values = self.read(&ids, slot, is_busy)?;
-            let seen = self.clones[number].seen[slot];
-            if values.iter().any(|value| *value != seen) {
-                return Err(Stop::Failed(format!("slot {slot} of a clone shows {values:?}, not {seen}")));
+            let values = self.read(&ids, slot, size, is_busy)?;
+            let seen = &self.clones[number].seen[slot];
+            let places = self.slots[slot].units.0..;
+            let mut units = places.zip(values.iter().zip(seen));
+            if !units.all(|(unit, (value, seen))| {
+                value == seen || self.may_show_by_change(uuid, slot, unit, *value)
+            }) {
+                let (values, seen) = (slot::told(&values), slot::told(seen));
+                return Err(Stop::Failed(format!("slot {slot} of a clone shows {values}, and not {seen}")));
             }
+            // Of what a crash has interrupted, there is from now on what was there now.
+            self.clones[number].seen[slot] = values;
         }
         Ok(())
     }
@@ -136,16 +151,8 @@ impl World {
         self.changing = Some(Change::Delete(uuid));
         self.note(format!("delete {uuid}"))?;
         let ids = self.ids(uuid.into_bytes())?;
-        let tag = self.begin(0, Command::Delete(ids[0]));
-        self.finish_command(tag)?;
-        let mut tags = Vec::new();
-        for (shard, id) in ids.into_iter().enumerate().skip(1) {
-            self.pass_time()?;
-            tags.push(self.begin(shard, Command::Delete(id)));
-        }
-        for tag in tags {
-            self.finish_command(tag)?;
-        }
+        self.in_shards(0..1, |shard| Command::Delete(ids[shard]))?;
+        self.in_shards(1..ids.len(), |shard| Command::Delete(ids[shard]))?;
         self.note(String::new())?;
         self.changing = None;
         self.forget(uuid);
@@ -159,11 +166,20 @@ impl World {
         self.clones.retain(|clone| clone.uuid != uuid);
     }
 
-    /// Reads the values of a slot, by units, while the channels go on or not.
-    fn read(&mut self, ids: &[VolumeId], slot: usize, is_busy: bool) -> Result<Vec<u64>, Stop> {
-        let units = self.slots[slot].units;
-        let count = (units.1 - units.0) as usize;
-        let tag = self.submit(0, Kind::Read, ids, units, Buffer::new(count * UNIT, 4096));
+    /// Reads the values of a slot of a volume of this size, by units, while the channels go on or not. What is beyond the end
+    /// counts as zeroes.
+    pub(super) fn read(
+        &mut self,
+        ids: &[VolumeId],
+        slot: usize,
+        size: u64,
+        is_busy: bool,
+    ) -> Result<Vec<u64>, Stop> {
+        let (first, end) = self.slots[slot].units;
+        let mut values = vec![ZERO; (end - first) as usize];
+        let Some(units) = self.slots[slot].within(size) else { return Ok(values) };
+        let bytes = (units.1 - units.0) as usize * UNIT;
+        let tag = self.submit(0, Kind::Read, ids, units, Buffer::new(bytes, 4096));
         let is_over = |world: &Self| world.requests[&tag].left == 0;
         if is_busy {
             self.work_until(is_over)?
@@ -171,61 +187,112 @@ impl World {
             self.wait_until(is_over)?
         }
         let mut request = self.requests.remove(&tag).expect("it is kept for this");
-        self.counts.values += count as u64;
         request.buffer.reclaim();
-        let bytes = request.buffer.bytes().chunks(UNIT).take(count);
-        let values = bytes.zip(units.0..).map(|(bytes, unit)| pattern::value(bytes, unit));
+        if request.is_refused {
+            return Err(Stop::Failed(format!("a read of slot {slot} was refused")));
+        }
+        let read = self.values(slot, &request)?;
+        values[..read.len()].copy_from_slice(&read);
+        Ok(values)
+    }
+
+    /// The values that a read has found, by units.
+    fn values(&mut self, slot: usize, request: &InFlight) -> Result<Vec<u64>, Stop> {
+        let count = request.units.1 - request.units.0;
+        self.counts.values += count;
+        let bytes = request.buffer.bytes().chunks(UNIT).take(count as usize);
+        let values = bytes.zip(request.units.0..).map(|(bytes, unit)| pattern::value(bytes, unit));
         values.collect::<Option<_>>().ok_or_else(|| Stop::Failed(format!("slot {slot} has no value")))
     }
 
-    /// Reads a snapshot, and checks it.
-    fn compare(&mut self, number: usize, is_busy: bool) -> Result<(), Stop> {
-        let ids = self.ids(self.snapshots[number].uuid.into_bytes())?;
-        let mut seen = Vec::new();
-        for slot in 0..self.slots.len() {
-            let values = self.read(&ids, slot, is_busy)?;
-            if values.iter().any(|value| *value != values[0]) {
+    /// A read of the volume has ended: it shows nothing that was replaced before it began.
+    pub(super) fn look_ended(&mut self, slot: usize, request: &InFlight) -> Result<(), Stop> {
+        self.counts.looks += 1;
+        let values = self.values(slot, request)?;
+        self.check_slot(slot, &values, |write| write.ended.is_some_and(|ended| ended < request.began))
+    }
+
+    /// Checks what the first units of a slot of the volume show: what the latest write has left of which it `is_certain` that it
+    /// is there, or a later one.
+    pub(super) fn check_slot(
+        &self,
+        slot: usize,
+        values: &[u64],
+        is_certain: impl Fn(&Write) -> bool,
+    ) -> Result<(), Stop> {
+        let of = &self.slots[slot];
+        for (unit, value) in (of.units.0..).zip(values) {
+            if !of.may_show(unit, *value, &is_certain)
+                && !self.may_show_by_change(Uuid::from_bytes(VOLUME), slot, unit, *value)
+            {
                 return Err(Stop::Failed(format!(
-                    "slot {slot} of a snapshot has parts of writes: {values:?}"
+                    "unit {unit} of slot {slot} ({:?}) shows {value}; in all {}; the latest: {:?}",
+                    of.units,
+                    slot::told(values),
+                    of.latest()
                 )));
             }
-            seen.push(values[0]);
+        }
+        Ok(())
+    }
+
+    /// Reads all slots of the volume while the channels go on, and checks them.
+    pub(super) fn look_at_all(&mut self) -> Result<(), Stop> {
+        for slot in 0..self.slots.len() {
+            self.look(0, slot, self.size)?;
+        }
+        let is_look = |kind: &Kind| matches!(kind, Kind::Look { .. });
+        let last = self.next;
+        self.work_until(|world| {
+            !world.requests.iter().any(|(tag, request)| *tag <= last && is_look(&request.kind))
+        })
+    }
+
+    /// Reads a snapshot, and checks it.
+    pub(super) fn compare(&mut self, number: usize, is_busy: bool) -> Result<(), Stop> {
+        let Snapshot { uuid, size, .. } = self.snapshots[number];
+        let ids = self.ids(uuid.into_bytes())?;
+        let mut seen = Vec::new();
+        for slot in 0..self.slots.len() {
+            seen.push(self.read(&ids, slot, size, is_busy)?);
         }
         self.check(number, &seen)?;
         self.snapshots[number].seen = Some(seen);
         Ok(())
     }
 
-    fn check(&self, number: usize, seen: &[u64]) -> Result<(), String> {
+    fn check(&self, number: usize, seen: &[Vec<u64>]) -> Result<(), String> {
         let Snapshot { began, cut, seen: before, .. } = &self.snapshots[number];
         if let Some(before) = before {
-            return if before == seen {
-                Ok(())
-            } else {
-                Err(format!("a snapshot showed {before:?}, and shows {seen:?}"))
-            };
+            let differs = (0..seen.len()).find(|&slot| before[slot] != seen[slot]);
+            return differs.map_or(Ok(()), |slot| {
+                let (before, now) = (slot::told(&before[slot]), slot::told(&seen[slot]));
+                Err(format!("slot {slot} of a snapshot showed {before}, and shows {now}"))
+            });
         }
-        let write = |slot: usize| {
-            let write = self.slots[slot].writes.iter().find(|write| write.number == seen[slot]);
-            write.ok_or_else(|| format!("slot {slot} shows {}, which was not written", seen[slot]))
-        };
+        let mut moments = Vec::new();
+        for (slot, seen) in self.slots.iter().zip(seen) {
+            moments.push(slot.moments(seen).ok_or_else(|| {
+                let (seen, latest) = (slot::told(seen), slot.latest());
+                format!("a snapshot shows {seen} in the slot {:?}, as at no moment: {latest:?}", slot.units)
+            })?);
+        }
         // What had ended before this moment must be there.
         let mut moment = *began;
-        for slot in 0..seen.len() {
-            let write = write(slot)?;
+        for (slot, (first, _)) in self.slots.iter().zip(&moments) {
+            let write = slot.write(*first);
             moment = moment.max(write.began);
             if write.began > *cut {
                 return Err(format!("a snapshot that was cut at {cut} has a later write: {write:?}"));
             }
         }
-        for (slot, seen) in seen.iter().enumerate() {
-            let missing = self.slots[slot]
-                .writes
-                .iter()
-                .find(|write| write.number > *seen && write.ended.is_some_and(|ended| ended < moment));
-            if let Some(missing) = missing {
+        for (slot, (_, last)) in self.slots.iter().zip(&moments) {
+            if let Some(missing) = slot.later(*last, moment) {
+                let seen = slot.write(*last);
                 return Err(format!(
-                    "a snapshot from {began} to {cut} has a write that began at {moment}, and {seen} instead of {missing:?} in slot {slot}"
+                    "a snapshot from {began} to {cut} has a write that began at {moment}, and in the slot {:?} {seen:?} \
+                     instead of {missing:?}",
+                    slot.units
                 ));
             }
         }
@@ -239,7 +306,7 @@ impl World {
             request.buffer.reclaim();
         }
         self.answers.clear();
-        self.channels = (0..CHANNELS).map(|_| Channel::default()).collect();
+        self.channels = channels(self.size);
         self.slots.iter_mut().for_each(|slot| slot.is_busy = false);
     }
 
@@ -255,74 +322,69 @@ impl World {
 
     /// The pool crashes, and is opened again.
     fn crash(&mut self) -> Result<(), Stop> {
-        self.crash_in = u32::MAX;
-        let crash = match self.rng.u32(..8) {
+        let mut is_power_loss = false;
+        let mut crash = match self.rng.u32(..8) {
             0..3 => Crash::Process,
             3 => Crash::PowerLosesAll,
             4 => Crash::PowerLosesNothing,
             _ => Crash::Power,
         };
-        let mut is_power_loss = crash != Crash::Process;
-        self.reopen(crash)?;
-        while self.rng.u32(..4) == 0 {
-            // Another one, while some shards are being opened.
-            for _ in 0..self.rng.u32(..40) {
-                self.pump()?;
+        loop {
+            is_power_loss |= crash != Crash::Process;
+            self.crash_in = u32::MAX;
+            self.reopen(crash)?;
+            // Another one, while some shards are being opened, or while a change is finished.
+            if self.rng.u32(..3) == 0 {
+                let events = if self.rng.bool() { 40 } else { 600 };
+                self.crash_in = self.rng.u32(1..events);
             }
-            let again = if self.rng.bool() { Crash::Power } else { Crash::Process };
-            is_power_loss |= again != Crash::Process;
-            self.reopen(again)?;
+            match self.recover() {
+                Err(Stop::Crash) => crash = if self.rng.bool() { Crash::Power } else { Crash::Process },
+                recovered => break recovered?,
+            }
         }
-        self.wait_until(|world| world.shards.iter().all(|shard| shard.pool.state() == State::Ready))?;
+        self.crash_in = u32::MAX;
         self.resolve()?;
+        self.channels = channels(self.size);
         self.check_volume(is_power_loss)?;
+        self.compare_clones(false)?;
+        self.changing = None;
         self.write_all()?;
         for number in 0..self.snapshots.len() {
             self.compare(number, false)?;
         }
-        for number in 0..self.clones.len() {
-            self.compare_clone(number, false)?;
-        }
+        self.compare_clones(false)?;
+        self.bring_back()?;
         self.crash_in = self.rng.u32(100..5000);
         Ok(())
     }
 
-    /// Finishes or undoes the change that was interrupted, as its note says.
+    /// Waits until the shards are open, and finishes or undoes the change that was interrupted.
+    fn recover(&mut self) -> Result<(), Stop> {
+        self.wait_until(|world| world.shards.iter().all(|shard| shard.pool.state() == State::Ready))?;
+        self.finish_change()
+    }
+
+    /// What has become of the change that was interrupted.
     fn resolve(&mut self) -> Result<(), Stop> {
-        let note = String::from_utf8_lossy(self.shards[0].pool.note()).into_owned();
-        let there = |world: &Self, uuid: Uuid| -> Vec<Option<VolumeId>> {
-            let id = |shard: &super::Open| {
-                let mut volumes = shard.pool.volumes();
-                volumes.find(|(_, volume)| volume.label.uuid == *uuid.as_bytes()).map(|(id, _)| id)
-            };
-            world.shards.iter().map(id).collect()
+        self.resolve_change()?;
+        let there = |uuid: Uuid| !self.shards_with(uuid).is_empty();
+        let is_there = match &self.changing {
+            Some(Change::Make { uuid, .. } | Change::Delete(uuid)) => there(*uuid),
+            Some(Change::Clone(clone)) => there(clone.uuid),
+            _ => false,
         };
-        if let Some((what, uuid)) = note.split_once(' ') {
-            let uuid = Uuid::parse_str(uuid).map_err(|error| Stop::Failed(error.to_string()))?;
-            let ids = there(self, uuid);
-            let is_whole = ids.iter().all(Option::is_some);
-            if what == "delete" || !is_whole {
-                self.counts.undone += u64::from(what == "make" && ids.iter().any(Option::is_some));
-                for (shard, id) in ids.into_iter().enumerate().filter_map(|(shard, id)| Some((shard, id?))) {
-                    let tag = self.begin(shard, Command::Delete(id));
-                    self.wait_until(|world| world.answers.contains_key(&tag))?;
-                    self.answers.remove(&tag).expect("it is there").map_err(Stop::Failed)?;
-                }
-            }
-            let tag = self.begin(0, Command::SetNote(Vec::new()));
-            self.wait_until(|world| world.answers.contains_key(&tag))?;
-            self.answers.remove(&tag);
-        }
         match self.changing.take() {
-            Some(Change::Make { uuid, began, cut }) if there(self, uuid)[0].is_some() => {
+            Some(Change::Make { uuid, size, began, cut }) if is_there => {
                 self.counts.kept += 1;
-                self.snapshots.push(Snapshot { uuid, began, cut, seen: None });
+                self.snapshots.push(Snapshot { uuid, size, began, cut, seen: None });
             }
-            Some(Change::Clone(clone)) if there(self, clone.uuid)[0].is_some() => {
+            Some(Change::Clone(clone)) if is_there => {
                 self.counts.kept += 1;
                 self.clones.push(clone);
             }
-            Some(Change::Delete(uuid)) if there(self, uuid)[0].is_none() => self.forget(uuid),
+            Some(Change::Delete(uuid)) if !is_there => self.forget(uuid),
+            resize @ Some(Change::Resize { .. }) => self.changing = resize,
             _ => {}
         }
         let mut wanted = vec![VOLUME];
@@ -334,32 +396,24 @@ impl World {
                 shard.pool.volumes().map(|(_, volume)| volume.label.uuid).collect();
             there.sort_unstable();
             if there != wanted {
-                return Err(Stop::Failed(format!(
-                    "shard {number} has {there:?}, and not {wanted:?}; note {note:?}"
-                )));
+                return Err(Stop::Failed(format!("shard {number} has {there:?}, and not {wanted:?}")));
             }
         }
-        Ok(())
+        self.check_sizes()
     }
 
-    /// The volume has what no crash loses: all that has ended, or what was flushed if the power has failed.
+    /// The volume has what no crash loses: all that has ended, or what was flushed if the power has failed. What there is now,
+    /// no crash loses any more.
     fn check_volume(&mut self, is_power_loss: bool) -> Result<(), Stop> {
         let ids = self.ids(VOLUME)?;
         for slot in 0..self.slots.len() {
-            let values = self.read(&ids, slot, false)?;
-            let of = &self.slots[slot];
-            let ended =
-                of.writes.iter().filter(|write| write.ended.is_some()).map(|write| write.number).max();
-            let least = if is_power_loss { of.durable } else { ended.unwrap_or(0).max(of.durable) };
-            let is_right = |value: &u64| {
-                *value >= least && (*value == 0 || of.writes.iter().any(|write| write.number == *value))
-            };
-            if !values.iter().all(is_right) {
-                let writes = &of.writes;
-                return Err(Stop::Failed(format!(
-                    "slot {slot} shows {values:?}, and not {least} at least; {writes:?}"
-                )));
-            }
+            let values = self.read(&ids, slot, self.size, false)?;
+            let shown = self.slots[slot].within(self.size).map_or(0, |(first, end)| end - first);
+            self.check_slot(slot, &values[..shown as usize], |write| {
+                write.is_durable || (!is_power_loss && write.ended.is_some())
+            })?;
+            let (first, now) = (self.slots[slot].units.0, self.tick());
+            self.slots[slot].put(first, values, (now, now), true);
         }
         Ok(())
     }
@@ -370,9 +424,9 @@ impl World {
         for number in 0..self.snapshots.len() {
             self.compare(number, false)?;
         }
-        for number in 0..self.clones.len() {
-            self.compare_clone(number, false)?;
-        }
+        self.compare_clones(false)?;
+        self.check_volume(false)?;
+        self.check_sizes()?;
         for shard in 0..self.shards.len() {
             let tag = self.begin(shard, Command::Check { data: true, repair: false });
             self.wait_until(|world| world.answers.contains_key(&tag))?;
