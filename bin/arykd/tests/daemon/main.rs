@@ -7,6 +7,7 @@ mod access;
 mod block_layer;
 mod browser;
 mod churn;
+mod claims;
 mod cores;
 mod cuts;
 mod dashboard;

@@ -528,7 +528,7 @@ impl Held {
         false
     }
 
-    /// Runs a long task, and writes the claim again meanwhile. Rings `roots` as [`Held::renew`] asks for.
+    /// Runs a long task, and writes the claim again meanwhile. Rings the bells of roots as [`Held::renew`] asks for.
     pub async fn renew_during<R>(&self, base: &Descriptor, task: impl Future<Output = R>) -> R {
         let is_beating = Cell::new(false);
         let mut renewing = pin!(async {
@@ -571,8 +571,9 @@ impl Held {
             };
             cx.local().spawn(task).detach();
         };
-        if reactor.call(start).await.is_err() || end.await.is_err() {
-            pending().await
+        // A reactor that ends meanwhile ends the pause.
+        if reactor.call(start).await.is_ok() {
+            let _ = end.await;
         }
     }
 

@@ -434,7 +434,9 @@ impl Pools {
     /// Refuses a pool that is being opened from another disk.
     fn begin_opening(&self, pool: Uuid) -> Result<BeingOpened<'_>, Error> {
         if !lock(&self.being_opened).insert(pool) {
-            return Err(Error::Busy("the pool is being opened from another disk"));
+            return Err(Error::Busy(
+                "the pool is being opened already, or watched until another daemon's claim is old",
+            ));
         }
         Ok(BeingOpened { pools: &self.being_opened, pool })
     }
