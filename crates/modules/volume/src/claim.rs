@@ -261,7 +261,7 @@ const fn nanos(duration: Duration) -> u64 {
     duration.as_nanos() as u64
 }
 
-/// What takes and renews a claim on a reactor.
+/// Takes, renews and releases a claim, on a reactor.
 #[derive(Clone)]
 struct Taker {
     disk: String,
@@ -394,7 +394,7 @@ enum Beat {
     Lost(Option<Claim>),
 }
 
-/// What was written to a claim.
+/// The claim on the disk, as far as the daemon knows it.
 struct Written {
     /// The latest one that is known to be there.
     claim: Claim,
@@ -480,7 +480,7 @@ impl Held {
         let reactor = reactor.or_else(|| self.env.reactors().find_least_loaded(None));
         let Some(reactor) = reactor else { return false };
         let (mine, attempted, taker) = (written.claim.clone(), written.attempted, self.taker.clone());
-        // Also if nobody waits for the end of this beat.
+        // Before the beat: its future may be dropped.
         written.attempted = attempted.wrapping_add(1);
         let is_over = right == Right::Waits;
         let work = async move |channel: &AsyncChannel, local: &Local| {
@@ -528,7 +528,7 @@ impl Held {
         false
     }
 
-    /// Runs a long task, and writes the claim again meanwhile. Rings the bells of roots as [`Held::renew`] asks for.
+    /// Runs a long task, and renews the claim until its end. Rings the bells of the roots if [`Held::renew`] returns true.
     pub async fn renew_during<R>(&self, base: &Descriptor, task: impl Future<Output = R>) -> R {
         let is_beating = Cell::new(false);
         let mut renewing = pin!(async {
@@ -566,12 +566,12 @@ impl Held {
             let local = cx.local().clone();
             let task = async move {
                 local.sleep(duration).await;
-                // Nobody may wait any more.
+                // The receiver may have been dropped.
                 let _ = sender.send(());
             };
             cx.local().spawn(task).detach();
         };
-        // A reactor that ends meanwhile ends the pause.
+        // The end of the reactor ends the pause.
         if reactor.call(start).await.is_ok() {
             let _ = end.await;
         }

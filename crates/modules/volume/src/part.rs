@@ -126,7 +126,7 @@ impl Signals {
     }
 }
 
-/// To whom the removal of a base is told.
+/// The receivers of the removal of a base.
 #[derive(Default)]
 pub(crate) struct Removal {
     is_removed: bool,
@@ -136,7 +136,7 @@ pub(crate) struct Removal {
 }
 
 impl Removal {
-    /// Returns what ends with the removal. There is one listener: one before this one hears that the disk is removed.
+    /// Returns a receiver that ends with the removal. There is one: an earlier receiver ends now.
     pub fn listen(&mut self) -> oneshot::Receiver<()> {
         let (sender, removal) = oneshot::channel();
         self.listener = (!self.is_removed).then_some(sender);
@@ -201,7 +201,7 @@ impl BaseHold {
         self.descriptor.clone()
     }
 
-    /// To whom the removal of the disk is told.
+    /// The receivers of the removal of the disk.
     pub const fn removal(&self) -> &Arc<Mutex<Removal>> {
         &self.removal
     }

@@ -120,7 +120,8 @@ impl Made<'_> {
         Ok(())
     }
 
-    /// The pool, whose shards `start` starts. Changes that were interrupted are finished. Its claim is renewed meanwhile.
+    /// The pool, whose shards `start` starts. Finishes changes that were interrupted, and renews the claim
+    /// until then.
     ///
     /// # Errors
     /// [`Error`]. No shard is left then, and the claim was given back.
@@ -163,7 +164,7 @@ pub struct Pools {
     reserved: Mutex<BTreeSet<String>>,
     /// Pools of which a claim is taken: that is this daemon's, whichever disk it comes by.
     being_opened: Mutex<BTreeSet<Uuid>>,
-    /// Who claims pools that other hosts reach, and when.
+    /// The identity and the times with which this daemon claims pools that other hosts reach.
     pub(crate) holder: Holder,
     pub(crate) pace: Pace,
 }
@@ -278,7 +279,7 @@ impl Pools {
             let options = Options { segment_bytes, shard, ..options };
             Ok(Start::Format(Box::new(Formatting::new(base, &options, force || looks_first)?)))
         };
-        // What cannot be made is refused before anything is written.
+        // Invalid options are refused before anything is written.
         all.iter().try_for_each(|shard| start(*shard).map(drop))?;
         hold.take_claim(env, uuid, &self.holder, self.pace).await?;
         if is_shared && !force {

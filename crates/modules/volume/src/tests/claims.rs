@@ -252,7 +252,7 @@ fn a_daemon_that_stopped_renewing_loses_the_pool_and_writes_nothing_more() {
         let disk = pool.find("v").unwrap().disk.unwrap();
         hosts.while_renewed(&pool, || hosts.stack.write(&disk, 0, &[7; 4096]));
         let successor = hosts.open(&hosts.other, "1").expect("its claim does not change");
-        // Nobody renews the claim of the successor, which writes nothing more. The old daemon goes on, and does not know yet.
+        // The claim of the successor is not renewed, so it writes nothing more. The old daemon goes on, and does not know yet.
         sleep(PACE.lease);
         let image = hosts.image();
         let (sent, refused) = std::sync::mpsc::channel();
