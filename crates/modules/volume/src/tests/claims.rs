@@ -112,11 +112,11 @@ impl Channel for SharedChannel {
 /// Intervals that a test can wait for, though its machine may be busy.
 const PACE: Pace = Pace {
     beat: Duration::from_millis(50),
-    lease: Duration::from_secs(1),
-    watch: Duration::from_millis(2500),
+    lease: Duration::from_secs(2),
+    watch: Duration::from_millis(4500),
     look: Duration::from_millis(100),
-    hurry: Duration::from_millis(300),
-    settle: Duration::from_millis(600),
+    hurry: Duration::from_millis(600),
+    settle: Duration::from_secs(1),
 };
 
 #[expect(clippy::disallowed_methods, reason = "nothing else happens meanwhile")]
@@ -284,7 +284,9 @@ fn a_daemon_that_stopped_renewing_loses_the_pool_and_writes_nothing_more() {
         assert!(hosts.image() == image, "the old daemon has written");
         // Both daemons of the test have one list of disks.
         block_on(hosts.stack.env.registry().remove(disk.name())).expect("it can be removed");
-        block_on(successor.refresh()).expect("it is open");
+        // Its claim has become old meanwhile.
+        block_on(hosts.other.close(&successor));
+        let successor = hosts.open(&hosts.other, "1").expect("it is its own");
         let of_successor = successor.find("v").unwrap().disk.unwrap();
         hosts.while_renewed(&successor, || {
             assert_eq!(hosts.stack.read(&of_successor, 0, 4096), [7; 4096]);
