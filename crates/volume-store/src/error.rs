@@ -5,6 +5,7 @@ use std::fmt;
 use uuid::Uuid;
 
 use crate::Foreign;
+use crate::superblock::{Invalid, PLACES};
 
 /// Why a pool is not created or opened.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -108,6 +109,19 @@ pub enum Error {
     /// The disk failed to flush its cache.
     #[error("the disk cannot flush its cache")]
     Flush,
+}
+
+impl From<Invalid> for Error {
+    fn from(invalid: Invalid) -> Self {
+        match invalid {
+            Invalid::Signature => Self::NotAPool { found: None },
+            Invalid::Version(version) => Self::Version(version),
+            Invalid::Features(features) => Self::Features(features),
+            Invalid::Checksum | Invalid::Field(_) => {
+                Self::Damaged { what: Structure::Superblocks, offset: PLACES[0] }
+            }
+        }
+    }
 }
 
 /// A structure of a pool that is damaged.

@@ -88,6 +88,7 @@ pub(crate) struct Cleaner {
     writer: Option<(BlobId, u64, u32)>,
     /// Victims that were emptied: they become free when no level refers to them any more.
     pub(crate) done: BTreeSet<BlobId>,
+    /// Blocks that it need not look up.
     pub(crate) dead: DeadBlocks,
     /// Victims that cannot be emptied.
     stuck: BTreeSet<BlobId>,
@@ -317,11 +318,9 @@ impl Pool {
         }
         let next = Phase::Examine { record: number, block: first + count };
         let header_units = victim.frame.as_ref().expect("a frame is examined").header_units;
-        let data = victim.frame_unit() + header_units;
-        let old = |at: u32| {
-            let unit = data + (record.data + at) * BLOCK_UNITS;
-            Place { blob: victim.blob, unit: unit as u16 }
-        };
+        let (blob, data) = (victim.blob, victim.frame_unit() + header_units);
+        let unit = |at: u32| data + (record.data + at) * BLOCK_UNITS;
+        let old = |at: u32| Place { blob, unit: unit(at) as u16 };
         if (first..first + count).all(|at| self.cleaner.dead.has(old(at))) {
             victim.phase = next;
             return Look::Done;
@@ -337,8 +336,7 @@ impl Pool {
             return Look::Pause;
         }
         for at in first..first + count {
-            let unit = data + (record.data + at) * BLOCK_UNITS;
-            let old = Place { blob: victim.blob, unit: unit as u16 };
+            let (unit, old) = (unit(at), old(at));
             let Some(version) = self.slots.get(slot(at)) else { continue };
             let Value::Block { place, crc } = version.value else { continue };
             if version.commit != record.commit || place != old {

@@ -75,7 +75,7 @@ pub(crate) struct Holder {
 }
 
 impl Holder {
-    /// This process.
+    /// The holder that stands for this process.
     pub fn new() -> Self {
         let read = |file: &str| std::fs::read_to_string(file).unwrap_or_default().trim().to_owned();
         Self {
@@ -110,45 +110,40 @@ pub(crate) enum Right {
     Valid,
     /// Not before the next beat.
     Waits,
-    /// Never again: another daemon has the pool.
+    /// Never again: another daemon has the pool, or this one has given it back.
     Lost,
-}
-
-/// Who has the pool.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Owner {
-    This,
-    /// Nobody: this daemon has given it back.
-    Nobody,
-    Other,
 }
 
 /// Until when a pool may use its disk.
 #[derive(Debug)]
 pub(crate) struct Lease {
+    /// A time, or one of the constants, which are earlier than all times.
     until: AtomicU64,
-    owner: Mutex<Owner>,
 }
+
+/// Another daemon has the pool.
+const TAKEN_OVER: u64 = 0;
+/// This daemon has given the pool back.
+const GIVEN_BACK: u64 = 1;
 
 impl Lease {
     /// Whether the disk may be used now.
     pub fn right(&self) -> Right {
-        if self.owner() != Owner::This {
-            Right::Lost
-        } else if now() < self.until.load(Ordering::Acquire) {
-            Right::Valid
-        } else {
-            Right::Waits
+        match self.until.load(Ordering::Acquire) {
+            TAKEN_OVER | GIVEN_BACK => Right::Lost,
+            until if now() < until => Right::Valid,
+            _ => Right::Waits,
         }
     }
 
-    /// Who has the pool.
-    pub fn owner(&self) -> Owner {
-        *lock(&self.owner)
+    /// Whether another daemon has the pool.
+    pub fn is_taken_over(&self) -> bool {
+        self.until.load(Ordering::Acquire) == TAKEN_OVER
     }
 
-    fn set_owner(&self, owner: Owner) {
-        *lock(&self.owner) = owner;
+    /// Sets the end of the lease, and returns the one before.
+    fn set(&self, until: u64) -> u64 {
+        self.until.swap(until, Ordering::AcqRel)
     }
 }
 
@@ -241,7 +236,7 @@ enum Swap {
     Done,
     /// The block has something else.
     Changed,
-    /// It took so long that others may have replaced the claim meanwhile, or it may still take effect.
+    /// It took so long that another daemon may have replaced the claim, or that the write may still take effect.
     Late,
 }
 
@@ -280,25 +275,29 @@ impl Taker {
         seen: Vec<u8>,
         claim: &Claim,
     ) -> Result<Vec<u8>, Refusal> {
-        tracing::warn!(
-            disk = self.disk,
-            host = claim.host,
-            pid = claim.pid,
-            seconds = self.pace.watch.as_secs(),
-            "a daemon has not given the pool on this disk back: it is taken over if its claim does not change for so long"
-        );
-        let end = now() + nanos(self.pace.watch);
-        while now() < end {
+        let begin = now();
+        let mut is_warned = false;
+        while now() < begin + nanos(self.pace.watch) {
             local.sleep(self.pace.look).await;
             let found = self.block.read(channel).await?;
-            if found == seen {
-                continue;
+            if found != seen {
+                return match Claim::parse(&found[..CLAIM_BYTES]) {
+                    Some(claim) if claim.is_released => Ok(found),
+                    Some(claim) => Err(Refusal::Held(claim)),
+                    None => Err(Refusal::Held(claim.clone())),
+                };
             }
-            return match Claim::parse(&found[..CLAIM_BYTES]) {
-                Some(claim) if claim.is_released => Ok(found),
-                Some(claim) => Err(Refusal::Held(claim)),
-                None => Err(Refusal::Held(claim.clone())),
-            };
+            // The claim of a daemon that is alive changes before.
+            if !is_warned && now() >= begin + nanos(self.pace.lease) {
+                is_warned = true;
+                tracing::warn!(
+                    disk = self.disk,
+                    host = claim.host,
+                    pid = claim.pid,
+                    seconds = self.pace.watch.as_secs(),
+                    "a daemon has not given the pool on this disk back: it is taken over if its claim does not change for so long"
+                );
+            }
         }
         Ok(seen)
     }
@@ -341,23 +340,20 @@ impl Taker {
         Err(last.map_or(Refusal::Disk(Status::Miscompare), Refusal::Held))
     }
 
-    /// Writes the claim again. Between `mine` and `attempted` are the beats of which one is there, if none is lost.
+    /// Writes the claim again. `is_over`: the lease has ended.
     async fn beat(
         &self,
         channel: &AsyncChannel,
         local: &Local,
-        mine: &Claim,
-        attempted: u64,
+        written: &Written,
         is_over: bool,
     ) -> Result<Beat, Status> {
         let begin = now();
         let seen = self.block.read(channel).await?;
         let found = Claim::parse(&seen[..CLAIM_BYTES]);
-        let is_mine = |found: &Claim| {
-            (found.daemon, found.pool) == (mine.daemon, mine.pool)
-                && (mine.beat..=attempted).contains(&found.beat)
-        };
-        let Some(found) = found.clone().filter(is_mine) else { return Ok(Beat::Lost(found)) };
+        if !found.as_ref().is_some_and(|found| written.is(found)) {
+            return Ok(Beat::Lost(found));
+        }
         if is_over && !self.block.is_atomic {
             return match self.take(channel, local).await {
                 Ok((claim, begin)) => Ok(Beat::Kept(claim, begin)),
@@ -365,7 +361,7 @@ impl Taker {
                 Err(Refusal::Disk(status)) => Err(status),
             };
         }
-        let next = Claim { beat: attempted.wrapping_add(1), ..found };
+        let next = written.next();
         match self.block.swap(channel, local, &seen, &self.block.encode(&next), &self.pace).await? {
             Swap::Done => Ok(Beat::Kept(next, begin)),
             // The next beat finds out what is there.
@@ -374,14 +370,35 @@ impl Taker {
     }
 
     /// Gives the claim back, if it is this daemon's.
-    async fn release(&self, channel: &AsyncChannel, local: &Local, mine: &Claim, attempted: u64) {
+    async fn release(&self, channel: &AsyncChannel, local: &Local, written: &Written) {
         let Ok(seen) = self.block.read(channel).await else { return };
-        let found = Claim::parse(&seen[..CLAIM_BYTES]);
-        if found.is_some_and(|found| found.daemon == mine.daemon && found.pool == mine.pool) {
-            let last = Claim { is_released: true, beat: attempted.wrapping_add(1), ..mine.clone() };
+        if Claim::parse(&seen[..CLAIM_BYTES]).is_some_and(|found| written.is(&found)) {
+            let last = Claim { is_released: true, ..written.next() };
             // Without that, others wait until the claim is old.
             let _ = self.block.swap(channel, local, &seen, &self.block.encode(&last), &self.pace).await;
         }
+    }
+}
+
+/// The claim on the disk, as far as the daemon knows it.
+#[derive(Clone)]
+struct Written {
+    /// The latest one that is known to be there.
+    claim: Claim,
+    /// The beat of the latest attempt to write it again.
+    attempted: u64,
+}
+
+impl Written {
+    /// Whether a claim is this one, or a later beat that was attempted.
+    fn is(&self, found: &Claim) -> bool {
+        (found.daemon, found.pool) == (self.claim.daemon, self.claim.pool)
+            && (self.claim.beat..=self.attempted).contains(&found.beat)
+    }
+
+    /// The claim with the next beat.
+    fn next(&self) -> Claim {
+        Claim { beat: self.attempted.wrapping_add(1), ..self.claim.clone() }
     }
 }
 
@@ -392,14 +409,6 @@ enum Beat {
     Unknown,
     /// The disk has another one, or none.
     Lost(Option<Claim>),
-}
-
-/// The claim on the disk, as far as the daemon knows it.
-struct Written {
-    /// The latest one that is known to be there.
-    claim: Claim,
-    /// The beat of the latest attempt to write it again.
-    attempted: u64,
 }
 
 /// The claim of a pool that is open.
@@ -446,7 +455,7 @@ impl Held {
             env: env.clone(),
             taker,
             written: tokio::sync::Mutex::new(Written { attempted: claim.beat, claim }),
-            lease: Arc::new(Lease { until, owner: Mutex::new(Owner::This) }),
+            lease: Arc::new(Lease { until }),
             removal: Arc::clone(base.removal()),
             lines: LogLimit::new(1, Duration::from_secs(60)),
         })))
@@ -469,7 +478,7 @@ impl Held {
         let watched = self.lease.until.load(Ordering::Acquire) + nanos(pace.watch.saturating_sub(pace.lease));
         if !block.is_atomic && now() >= watched {
             // A late write of this daemon may have replaced another one's claim.
-            self.lease.set_owner(Owner::Other);
+            self.lease.set(TAKEN_OVER);
             tracing::error!(
                 disk = self.taker.disk,
                 "the claim of a pool was not renewed for so long that another daemon may have had the pool: \
@@ -479,12 +488,12 @@ impl Held {
         }
         let reactor = reactor.or_else(|| self.env.reactors().find_least_loaded(None));
         let Some(reactor) = reactor else { return false };
-        let (mine, attempted, taker) = (written.claim.clone(), written.attempted, self.taker.clone());
+        let (before, taker) = (written.clone(), self.taker.clone());
         // Before the beat: its future may be dropped.
-        written.attempted = attempted.wrapping_add(1);
+        written.attempted = written.attempted.wrapping_add(1);
         let is_over = right == Right::Waits;
         let work = async move |channel: &AsyncChannel, local: &Local| {
-            taker.beat(channel, local, &mine, attempted, is_over).await
+            taker.beat(channel, local, &before, is_over).await
         };
         let removal = lock(&self.removal).listen();
         let failure = match visit(&reactor, base, NAME, removal, work).await {
@@ -493,10 +502,10 @@ impl Held {
             Ok(Some(Ok(Beat::Kept(claim, begin)))) => {
                 *written = Written { attempted: claim.beat, claim };
                 let until = begin + nanos(self.taker.pace.lease);
-                return self.lease.until.swap(until, Ordering::AcqRel) <= now();
+                return self.lease.set(until) <= now();
             }
             Ok(Some(Ok(Beat::Lost(other)))) => {
-                self.lease.set_owner(Owner::Other);
+                self.lease.set(TAKEN_OVER);
                 let disk = &self.taker.disk;
                 match other {
                     Some(Claim { host, pid, .. }) => tracing::error!(
@@ -584,13 +593,13 @@ impl Held {
         if right == Right::Lost {
             return;
         }
-        self.lease.set_owner(Owner::Nobody);
+        self.lease.set(GIVEN_BACK);
         let reactor = self.env.reactors().find_least_loaded(None);
         // After the end of the lease, the claim may be another daemon's.
         let Some(reactor) = reactor.filter(|_| right == Right::Valid) else { return };
-        let (mine, attempted, taker) = (written.claim.clone(), written.attempted, self.taker.clone());
+        let (written, taker) = (written.clone(), self.taker.clone());
         let work = async move |channel: &AsyncChannel, local: &Local| {
-            taker.release(channel, local, &mine, attempted).await;
+            taker.release(channel, local, &written).await;
         };
         let removal = lock(&self.removal).listen();
         // Others wait, if that fails.

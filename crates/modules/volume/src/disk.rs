@@ -58,6 +58,15 @@ const fn result(status: Status) -> Result<(), StoreError> {
     }
 }
 
+/// Ends a request that the disk does not have.
+fn end<T>(requests: &mut Slots<Request<T>>, key: Key, result: Result<(), StoreError>) -> Ended<T> {
+    let Request { tag, mut buffer, .. } = requests.remove(key).expect("a request ends once");
+    if let Some(buffer) = &mut buffer {
+        buffer.reclaim();
+    }
+    Ended { tag, buffer, result }
+}
+
 impl<T> Disk<T> {
     pub fn new(channel: BdevChannel, shard: Shard) -> Self {
         let (completions, again, ended) = (Vec::new(), Vec::new(), VecDeque::new());
@@ -177,11 +186,7 @@ impl<T> Disk<T> {
                 self.again.push(key);
                 continue;
             }
-            let Request { tag, mut buffer, .. } = self.requests.remove(key).expect("completed once");
-            if let Some(buffer) = &mut buffer {
-                buffer.reclaim();
-            }
-            self.ended.push_back(Ended { tag, buffer, result: result(status) });
+            self.ended.push_back(end(&mut self.requests, key, result(status)));
         }
         if right == Right::Waits {
             return;
@@ -191,11 +196,7 @@ impl<T> Disk<T> {
                 self.start_request(key, cx);
                 continue;
             }
-            let Request { tag, mut buffer, .. } = self.requests.remove(key).expect("it waits");
-            if let Some(buffer) = &mut buffer {
-                buffer.reclaim();
-            }
-            self.ended.push_back(Ended { tag, buffer, result: Err(StoreError::Gone) });
+            self.ended.push_back(end(&mut self.requests, key, Err(StoreError::Gone)));
         }
     }
 

@@ -196,7 +196,7 @@ pub enum Error {
         disk: String,
         /// The other daemon's host.
         host: String,
-        /// Its process ID there.
+        /// The other daemon's process ID there.
         pid: u32,
     },
     /// Another daemon has taken the pool over.
@@ -204,14 +204,6 @@ pub enum Error {
         "a daemon of another host has taken the pool over: it is that daemon's; delete its disk here instead"
     )]
     TakenOver,
-    /// The superblock of a pool that other hosts reach cannot be used.
-    #[error("the superblock of the pool on `{disk}` cannot be used: {invalid}")]
-    Superblock {
-        /// The disk.
-        disk: String,
-        /// Why.
-        invalid: String,
-    },
     /// The claim of a pool cannot be read or written.
     #[error("the claim of the pool on `{disk}` cannot be taken: {status:?}")]
     Claim {

@@ -183,7 +183,11 @@ impl Root for Owner {
             self.end(None, cx);
         }
         let Some(disk) = &mut self.disk else { return false };
-        self.right = self.place.right();
+        self.right = match (self.place.right(), &self.phase) {
+            // What was aborted is not submitted again: no renewal comes.
+            (Right::Waits, Phase::Ending) => Right::Lost,
+            (right, _) => right,
+        };
         disk.poll(self.right, cx);
         self.watch_lease(cx);
         self.poll_foreign(cx);
@@ -429,10 +433,11 @@ impl Owner {
                 if right == Right::Lost {
                     store.completed(op.refuse(StoreError::Gone));
                     is_quiet = false;
-                } else if self.place.is_shared() {
-                    // Branches do not watch the lease.
-                    disk.start(op, cx);
-                } else if let Some(op) = self.clients.hand_out(op) {
+                    continue;
+                }
+                // Branches do not watch the lease.
+                let own = if self.place.is_shared() { Some(op) } else { self.clients.hand_out(op) };
+                if let Some(op) = own {
                     disk.start(op, cx);
                 }
             }

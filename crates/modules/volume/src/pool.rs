@@ -9,7 +9,7 @@ mod upkeep;
 pub use scrub::{ScrubReport, ScrubSettings, ScrubState};
 pub use upkeep::SpaceCount;
 
-use crate::claim::{Held, Owner, Right};
+use crate::claim::{Held, Right};
 use crate::device::VolumeDisk;
 use crate::gate::Gate;
 use crate::note::Intent;
@@ -276,10 +276,9 @@ impl Pool {
 
     /// Whether its disk has failed.
     pub fn health(&self) -> Health {
-        let right = self.claim.as_ref().map(|claim| (claim.lease.right(), claim.lease.owner()));
-        match right {
-            Some((_, Owner::Other)) => return Health::TakenOver,
-            Some((Right::Waits, _)) => return Health::Waiting,
+        match self.claim.as_ref().map(|claim| &claim.lease) {
+            Some(lease) if lease.is_taken_over() => return Health::TakenOver,
+            Some(lease) if lease.right() == Right::Waits => return Health::Waiting,
             _ => {}
         }
         let error = self.parts.iter().find_map(|part| match part.signals.state() {

@@ -181,27 +181,22 @@ impl Default for Pools {
     }
 }
 
-/// A name that a pool is about to get.
-struct Reserved<'a> {
-    names: &'a Mutex<BTreeSet<String>>,
-    name: String,
+/// An entry of a set, until this is dropped.
+struct Reserved<'a, T: Ord> {
+    set: &'a Mutex<BTreeSet<T>>,
+    entry: T,
 }
 
-impl Drop for Reserved<'_> {
-    fn drop(&mut self) {
-        lock(self.names).remove(&self.name);
+impl<'a, T: Ord + Clone> Reserved<'a, T> {
+    /// Adds the entry; `None` if the set has it.
+    fn new(set: &'a Mutex<BTreeSet<T>>, entry: T) -> Option<Self> {
+        lock(set).insert(entry.clone()).then_some(Self { set, entry })
     }
 }
 
-/// A pool that is being opened.
-struct BeingOpened<'a> {
-    pools: &'a Mutex<BTreeSet<Uuid>>,
-    pool: Uuid,
-}
-
-impl Drop for BeingOpened<'_> {
+impl<T: Ord> Drop for Reserved<'_, T> {
     fn drop(&mut self) {
-        lock(self.pools).remove(&self.pool);
+        lock(self.set).remove(&self.entry);
     }
 }
 
@@ -282,14 +277,14 @@ impl Pools {
         // Invalid options are refused before anything is written.
         all.iter().try_for_each(|shard| start(*shard).map(drop))?;
         hold.take_claim(env, uuid, &self.holder, self.pace).await?;
-        if is_shared && !force {
-            // Another host may have made a pool since the first look.
-            hold.run(env, Start::Look(Box::new(Looking::new(whole)))).await?;
-        }
         let made = Made { env, hold, settings, starting: Vec::new(), ready: Vec::new() };
         // The first shard is made last: then the pool exists.
         let pool = made
             .into_pool_by(async |made: &mut Made<'_>| {
+                if is_shared && !force {
+                    // Another host may have made a pool since the first look.
+                    made.hold.run(env, Start::Look(Box::new(Looking::new(whole)))).await?;
+                }
                 made.start(all[1..].iter().copied(), &start).await?;
                 made.start(all[..1].iter().copied(), &start).await
             })
@@ -311,11 +306,10 @@ impl Pools {
     }
 
     /// Keeps a name for a pool that is about to get it.
-    fn reserve(&self, name: &str) -> Result<Reserved<'_>, Error> {
-        if self.find(name).is_ok() || !lock(&self.reserved).insert(name.to_owned()) {
-            return Err(Error::PoolExists(name.to_owned()));
-        }
-        Ok(Reserved { names: &self.reserved, name: name.to_owned() })
+    fn reserve(&self, name: &str) -> Result<Reserved<'_, String>, Error> {
+        let reserved =
+            if self.find(name).is_ok() { None } else { Reserved::new(&self.reserved, name.to_owned()) };
+        reserved.ok_or_else(|| Error::PoolExists(name.to_owned()))
     }
 
     /// Opens the pool on a disk, if there is one and nobody uses the disk, and creates the disks of its volumes. `last` is as in
@@ -395,12 +389,16 @@ impl Pools {
                 }
             }
             // Without the pool's UUID, there would be no claim.
-            Err(invalid) if is_shared => {
-                return Err(Error::Superblock { disk: disk.to_owned(), invalid: format!("{invalid:?}") });
-            }
+            Err(invalid) if is_shared => return Err(Error::Format(invalid.into())),
             Err(_) => {}
         }
-        let _opening = claimed.map(|pool| self.begin_opening(pool)).transpose()?;
+        let _opening = claimed
+            .map(|pool| {
+                Reserved::new(&self.being_opened, pool).ok_or(Error::Busy(
+                    "the pool is being opened already, or watched until another daemon's claim is old",
+                ))
+            })
+            .transpose()?;
         let mut hold = BaseHold::new(env, disk, "a pool")?;
         if let Some(pool) = claimed {
             hold.take_claim(env, pool, &self.holder, self.pace).await?;
@@ -430,16 +428,6 @@ impl Pools {
         // A volume without a disk is reported, and the others are there.
         let _ = pool.refresh().await;
         Ok(pool)
-    }
-
-    /// Refuses a pool that is being opened from another disk.
-    fn begin_opening(&self, pool: Uuid) -> Result<BeingOpened<'_>, Error> {
-        if !lock(&self.being_opened).insert(pool) {
-            return Err(Error::Busy(
-                "the pool is being opened already, or watched until another daemon's claim is old",
-            ));
-        }
-        Ok(BeingOpened { pools: &self.being_opened, pool })
     }
 
     /// Refuses a pool that is open from another disk.

@@ -19,6 +19,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
+use std::collections::btree_map::{BTreeMap, Entry};
 use std::convert::Infallible;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
@@ -48,8 +49,9 @@ pub(crate) struct State {
     auto_examine: Cell<bool>,
     /// Where searches begin, once [`follow`] was called.
     wanted: RefCell<Option<UnboundedSender<Search>>>,
-    /// Disks whose pools were in use by daemons of other hosts when they were searched last.
-    in_use: RefCell<BTreeSet<String>>,
+    /// Disks whose pools were in use by daemons of other hosts when they were searched last, each with what its repeated search
+    /// looks at: that ends when the entry goes.
+    in_use: RefCell<BTreeMap<String, Rc<()>>>,
     /// The number of searches that have not ended.
     pending: watch::Sender<usize>,
     /// Names of the disks that are searched at the moment.
@@ -509,18 +511,14 @@ impl State {
     }
 }
 
-impl State {
-    /// Searches a disk again after a while.
-    fn search_later(&self, disk: &str) {
-        let Some(wanted) = self.wanted.borrow().clone() else { return };
-        let (pending, disk) = (self.pending.clone(), disk.to_owned());
-        tokio::task::spawn_local(async move {
-            tokio::time::sleep(RETRY).await;
-            // The daemon may have ended.
-            if wanted.send(Search { disk, ended: oneshot::channel().0 }).is_ok() {
-                pending.send_modify(|pending| *pending += 1);
-            }
-        });
+/// Searches a disk from time to time, while its pool is in use by a daemon of another host.
+async fn search_again(control: Weak<Control>, is_in_use: Weak<()>, disk: String) {
+    loop {
+        tokio::time::sleep(RETRY).await;
+        let now = control.upgrade().filter(|_| is_in_use.strong_count() > 0);
+        let Some(end) = now.and_then(|control| control.volumes.search(&disk)) else { return };
+        // The sender is dropped, not sent.
+        let _ = end.await;
     }
 }
 
@@ -553,7 +551,7 @@ fn is_given_away(control: &Control, disk: &str) -> bool {
     control.config.absent_objects().iter().any(is_user)
 }
 
-async fn search(control: &Control, disk: &str) {
+async fn search(control: &Rc<Control>, disk: &str) {
     if control.is_closing() || is_given_away(control, disk) {
         return;
     }
@@ -574,11 +572,12 @@ async fn search(control: &Control, disk: &str) {
         // The disk was removed meanwhile.
         Err(module::Error::Registry(aryk_bdev::Error::NotFound(_))) => {}
         Err(error @ module::Error::InUse { .. }) => {
-            if state.in_use.borrow_mut().insert(disk.to_owned()) {
+            if let Entry::Vacant(entry) = state.in_use.borrow_mut().entry(disk.to_owned()) {
                 let seconds = RETRY.as_secs();
                 tracing::warn!(disk, %error, seconds, "the disk is searched again from time to time: its pool is in use");
+                let is_in_use = Rc::downgrade(entry.insert(Rc::new(())));
+                tokio::task::spawn_local(search_again(Rc::downgrade(control), is_in_use, disk.to_owned()));
             }
-            state.search_later(disk);
             return;
         }
         Err(error) => tracing::error!(disk, %error, "the disk has a pool that cannot be opened"),
@@ -675,9 +674,7 @@ impl From<module::Error> for Error {
                 module::FormatError::NotAPool { .. } => Errno::ILSEQ,
                 _ => Errno::INVAL,
             },
-            Of::Manifest(_) | Of::NoManifest | Of::Superblock { .. } | Of::Intent(_) | Of::Incomplete => {
-                Errno::ILSEQ
-            }
+            Of::Manifest(_) | Of::NoManifest | Of::Intent(_) | Of::Incomplete => Errno::ILSEQ,
             Of::Store(error) => match error {
                 module::StoreError::Medium => Errno::IO,
                 module::StoreError::NoSpace => Errno::NOSPC,

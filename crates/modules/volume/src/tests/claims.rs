@@ -109,7 +109,7 @@ impl Channel for SharedChannel {
     }
 }
 
-/// Intervals that a test can wait for, though its machine may be busy.
+/// Intervals that a test can wait for, also beside other tests.
 const PACE: Pace = Pace {
     beat: Duration::from_millis(50),
     lease: Duration::from_secs(2),
@@ -171,6 +171,13 @@ impl Hosts {
 
     fn open(&self, pools: &Pools, disk: &str) -> Result<Arc<Pool>, Error> {
         block_on(pools.open(&self.stack.env, disk, Settings::default(), |_| Vec::new()))
+    }
+
+    /// Writes 4 KiB at the start of a disk.
+    fn try_write(&self, disk: &Bdev, byte: u8) -> Result<(), Status> {
+        self.stack.on_owner(disk, async move |channel: AsyncChannel| {
+            channel.write(Lba(0), Blocks(8), Buffer::from_slice(&[byte; 4096])).await.map(drop)
+        })
     }
 
     fn claim(&self) -> Option<Claim> {
@@ -259,9 +266,7 @@ fn a_daemon_that_stopped_renewing_loses_the_pool_and_writes_nothing_more() {
         let stack = &hosts.stack;
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                let written = stack.on_owner(&disk, async |channel: AsyncChannel| {
-                    channel.write(Lba(0), Blocks(8), Buffer::from_slice(&[9; 4096])).await.map(drop)
-                });
+                let written = hosts.try_write(&disk, 9);
                 sent.send(written).expect("the test waits");
             });
             // It waits for the lease.
@@ -284,7 +289,7 @@ fn a_daemon_that_stopped_renewing_loses_the_pool_and_writes_nothing_more() {
         assert!(hosts.image() == image, "the old daemon has written");
         // Both daemons of the test have one list of disks.
         block_on(hosts.stack.env.registry().remove(disk.name())).expect("it can be removed");
-        // Its claim has become old meanwhile.
+        // The claim of the successor is old by now.
         block_on(hosts.other.close(&successor));
         let successor = hosts.open(&hosts.other, "1").expect("it is its own");
         let of_successor = successor.find("v").unwrap().disk.unwrap();
@@ -344,9 +349,7 @@ fn a_late_beat_does_not_give_a_lost_pool_back() {
             hosts.are_held[0].store(false, Ordering::SeqCst);
             let _ = beat.join().expect("it does not panic");
             assert_eq!(block_on(pool.renew_claim()), None);
-            let written = hosts.stack.on_owner(&disk, async |channel: AsyncChannel| {
-                channel.write(Lba(0), Blocks(8), Buffer::from_slice(&[9; 4096])).await.map(drop)
-            });
+            let written = hosts.try_write(&disk, 9);
             assert_eq!(written, Err(Status::Medium));
             block_on(hosts.other.close(&successor));
         });
@@ -363,9 +366,7 @@ fn what_the_disk_has_at_the_end_of_the_lease_is_aborted_and_submitted_again() {
         let (sent, written) = std::sync::mpsc::channel();
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                let written = hosts.stack.on_owner(&disk, async |channel: AsyncChannel| {
-                    channel.write(Lba(0), Blocks(8), Buffer::from_slice(&[7; 4096])).await.map(drop)
-                });
+                let written = hosts.try_write(&disk, 7);
                 sent.send(written).expect("the test waits");
             });
             sleep(PACE.lease + Duration::from_secs(1));
@@ -383,6 +384,27 @@ fn what_the_disk_has_at_the_end_of_the_lease_is_aborted_and_submitted_again() {
                 assert_eq!(hosts.while_renewed(&pool, || written.recv()), Ok(Ok(())));
                 assert_eq!(hosts.while_renewed(&pool, || hosts.stack.read(&disk, 0, 4096)), [7; 4096]);
             }
+        });
+    }
+}
+
+#[test]
+fn a_pool_that_waits_with_requests_ends() {
+    for is_removed in [false, true] {
+        let hosts = Hosts::new(true);
+        let pool = hosts.create();
+        let disk = pool.find("v").unwrap().disk.unwrap();
+        hosts.are_held[0].store(true, Ordering::SeqCst);
+        std::thread::scope(|scope| {
+            let written = scope.spawn(|| hosts.try_write(&disk, 7));
+            sleep(PACE.lease + Duration::from_secs(1));
+            assert_eq!(pool.health(), Health::Waiting);
+            if is_removed {
+                block_on(hosts.stack.env.registry().remove("0")).expect("it can be removed");
+            } else {
+                block_on(hosts.stack.pools.close(&pool));
+            }
+            assert!(written.join().expect("it does not panic").is_err());
         });
     }
 }

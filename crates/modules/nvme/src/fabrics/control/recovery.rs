@@ -29,7 +29,7 @@ impl Control {
             let stopped = queue.reactor.call(move |cx| driver::stop(key, path, cx)).await;
             queue.is_replaying = false;
             if let Ok(Some(stopped)) = stopped {
-                // Its message that it has begun may come only now. What it holds waits for step 2.
+                // The driver's `Began` may arrive only after this answer. The requests that it holds wait for step 2.
                 queue.has_driver = true;
                 histories.push(stopped.history);
                 unsettled.extend(stopped.unsettled);
