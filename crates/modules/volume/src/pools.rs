@@ -190,7 +190,8 @@ struct Reserved<'a, T: Ord> {
 impl<'a, T: Ord + Clone> Reserved<'a, T> {
     /// Adds the entry; `None` if the set has it.
     fn new(set: &'a Mutex<BTreeSet<T>>, entry: T) -> Option<Self> {
-        lock(set).insert(entry.clone()).then_some(Self { set, entry })
+        // Not `then_some`: that would drop an entry of somebody else.
+        lock(set).insert(entry.clone()).then(|| Self { set, entry })
     }
 }
 

@@ -316,6 +316,35 @@ fn a_pool_that_was_taken_over_is_not_deleted_by_the_daemon_that_lost_it() {
     assert!(hosts.claim().is_some_and(|claim| claim.is_released));
 }
 
+/// The attempt waits until the claim of another daemon is old.
+#[test]
+fn a_second_attempt_to_open_or_create_a_pool_is_refused() {
+    for is_created in [false, true] {
+        let hosts = Hosts::new(true);
+        let _pool = hosts.create();
+        let attempt = || {
+            if !is_created {
+                return hosts.open(&hosts.other, "1");
+            }
+            let new = NewPool { force: true, ..NewPool::named("q", "1") };
+            block_on(hosts.other.create(&hosts.stack.env, new))
+        };
+        std::thread::scope(|scope| {
+            let first = scope.spawn(attempt);
+            sleep(PACE.lease);
+            for _ in 0..2 {
+                match attempt().map(drop) {
+                    Err(Error::PoolExists(name)) if is_created => assert_eq!(name, "q"),
+                    Err(Error::Busy(_)) if !is_created => {}
+                    other => panic!("{other:?}"),
+                }
+            }
+            let pool = first.join().expect("it does not panic").expect("the old claim does not change");
+            block_on(hosts.other.close(&pool));
+        });
+    }
+}
+
 #[test]
 fn a_claim_is_released_while_it_is_renewed() {
     for is_atomic in [false, true] {
