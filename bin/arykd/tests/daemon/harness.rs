@@ -13,6 +13,8 @@ use tempfile::TempDir;
 /// The daemon's program.
 pub const ARYKD: &str = env!("CARGO_BIN_EXE_arykd");
 const PATIENCE: Duration = Duration::from_secs(30);
+/// `aryk` may search a file, or wait until a pool can be taken over.
+const ARYK_PATIENCE: Duration = Duration::from_secs(300);
 
 /// A running daemon; killed when dropped.
 pub struct Daemon {
@@ -236,7 +238,14 @@ impl Daemon {
 
     /// Runs `aryk`. Returns all that it prints.
     pub fn run_aryk(&self, args: &[&str]) -> Output {
-        self.aryk_command(args).output().unwrap()
+        let aryk = self.aryk_command(args);
+        // A test that hangs for ever would not be named.
+        let mut limited = Command::new("timeout");
+        limited.arg(ARYK_PATIENCE.as_secs().to_string()).arg(aryk.get_program()).args(aryk.get_args());
+        limited.envs(aryk.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        let output = limited.current_dir(self.dir()).output().unwrap();
+        assert_ne!(output.status.code(), Some(124), "aryk {args:?} has not ended in {ARYK_PATIENCE:?}");
+        output
     }
 
     /// Starts `aryk`.

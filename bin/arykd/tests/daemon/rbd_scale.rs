@@ -244,16 +244,11 @@ fn p99(vm: &mut Vm) -> Duration {
     latencies[latencies.len() * 99 / 100]
 }
 
-fn median(mut values: Vec<Duration>) -> Duration {
-    values.sort_unstable();
-    values[values.len() / 2]
-}
-
 /// The requests of the VM whose cluster is stuck.
 const LOAD: u16 = 5;
 
 /// Measures the neighbour while the cluster of another VM is stuck with requests, and while that VM is idle, in turn. Returns the
-/// medians of both.
+/// lowest of each: a window that other programs of the computer have not disturbed. A cluster that slows others does so in all.
 fn compare(daemon: &Daemon, vm: &mut Vm, neighbour: &mut Vm, round: u8) -> (Duration, Duration) {
     const WINDOWS: usize = 7;
     let gate = daemon.dir().join("stuck");
@@ -279,7 +274,8 @@ fn compare(daemon: &Daemon, vm: &mut Vm, neighbour: &mut Vm, round: u8) -> (Dura
         assert_eq!(vm.memory.whole().read::<u8>(52 << 10), byte, "a write was lost");
         quiet.push(p99(neighbour));
     }
-    (median(stuck), median(quiet))
+    let lowest = |windows: Vec<Duration>| windows.into_iter().min().unwrap();
+    (lowest(stuck), lowest(quiet))
 }
 
 #[test]
@@ -292,7 +288,7 @@ fn a_stuck_cluster_does_not_slow_a_neighbour_on_its_reactor() {
         Vm::connect(&daemon.dir().join("vhost").join(name))
     };
     let (mut vm, mut neighbour) = (connect("d"), connect("m"));
-    // Other programs of the computer disturb a measurement now and then, but not each.
+    // Other programs of the computer may disturb a whole round.
     let is_undisturbed = (0..6).any(|round| {
         let (stuck, quiet) = compare(&daemon, &mut vm, &mut neighbour, round);
         println!("p99 of the neighbour: {stuck:?} while the cluster is stuck, {quiet:?} while it is not");
