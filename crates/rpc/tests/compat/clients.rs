@@ -6,7 +6,7 @@ use super::{Daemon, in_daemon};
 use serde_json::{Value, json};
 
 /// Tests of other processes do not listen there, nor do other tests of this one.
-const PORT: &str = "44330";
+const PORT: &str = "14330";
 
 fn listen_address() -> Value {
     json!({"trtype": "TCP", "adrfam": "IPv4", "traddr": "127.0.0.1", "trsvcid": PORT})

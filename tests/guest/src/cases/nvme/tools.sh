@@ -12,7 +12,8 @@ refused() { if said=$("$@" 2>&1); then echo "not refused: $*"; exit 1; fi; echo 
 mkdir /tmp/vhost /tmp/disks
 # Its log goes to the console. The sandbox leaves VFIO open, also for drives that are bound later, but no other devices.
 program arykd -r $socket -S /tmp/vhost -m 0x1 --allow-dir /tmp/disks &
-while ! [ -S $socket ]; do sleep 0.1; done
+# The file of the socket is there before the daemon listens.
+until aryk status >/dev/null; do sleep 0.1; done
 refused aryk disk create kernels --file "/dev/$(ls /sys/bus/pci/devices/$one/nvme/nvme* | grep '^nvme[0-9]*n1$')"
 program function bind $one
 rpc bdev_nvme_attach_controller "{\"name\": \"nv\", \"trtype\": \"PCIe\", \"traddr\": \"$one\"}"
