@@ -10,13 +10,17 @@
 use super::rdma::Lost;
 use crate::shared::lock;
 use aryk_bdev::{Attachment, BoxFuture, Memory, MemoryClient, MemoryLookup, RegisterError};
-use aryk_dma::DmaRange;
-use aryk_rdma::{CallError, Device, Domain, Keys, Pending, Registration};
+use aryk_dma::{DmaRange, Mapping};
+use aryk_rdma::{Device, Domain, Keys, Pending, Registration};
+use rustix::io::Errno;
 use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, Mutex, mpsc};
 use tokio::sync::{OnceCell, oneshot};
 use tokio::task::spawn_local;
+
+/// Bytes that connections can still register when a VM's memory is: without its connections, a disk is of no use.
+const ROOM: u64 = 32 << 20;
 
 /// The client of [`Memory`] that registers VMs' memory for a controller.
 pub fn client_name(controller: &str) -> String {
@@ -97,7 +101,7 @@ impl Inner {
 
 /// Work of the thread.
 enum Work {
-    Register { memory: DmaRange, reply: oneshot::Sender<Result<Keys, CallError>> },
+    Register { memory: DmaRange, reply: oneshot::Sender<Result<Keys, RegisterError>> },
     Unregister { address: u64, reply: oneshot::Sender<()> },
 }
 
@@ -121,27 +125,45 @@ fn register_in_turn(domain: &Domain, work: &mpsc::Receiver<Work>) {
     let mut registered: HashMap<u64, Registration> = HashMap::new();
     while let Ok(work) = work.recv() {
         match work {
-            Work::Register { memory, reply } => {
-                let result = domain.register(&memory).map(|registration| {
-                    let keys = registration.keys();
-                    registered.insert(memory.addr(), registration);
-                    keys
-                });
-                // The caller is gone if the block layer was dropped.
-                let _ = reply.send(result);
-            }
-            Work::Unregister { address, reply } => {
-                match registered.remove(&address).map_or(Ok(()), Registration::end) {
-                    // As above.
-                    Ok(()) => drop(reply.send(())),
-                    Err(error) => {
-                        tracing::error!(%error, address, "a VM's memory stays registered for RDMA");
-                        std::mem::forget(reply);
+            // The caller of either is gone if the block layer was dropped.
+            Work::Register { memory, reply } => match domain.register(&memory) {
+                Ok(registration) => match check_room(domain) {
+                    Ok(()) => {
+                        let keys = registration.keys();
+                        registered.insert(memory.addr(), registration);
+                        let _ = reply.send(Ok(keys));
                     }
-                }
-            }
+                    Err(error) => end(Some(registration), memory.addr(), reply, Err(error)),
+                },
+                Err(error) => drop(reply.send(Err(RegisterError::failed(error)))),
+            },
+            Work::Unregister { address, reply } => end(registered.remove(&address), address, reply, ()),
         }
     }
+}
+
+/// Ends a registration, and replies. Without its end, there is no reply: a device may access the memory for ever.
+fn end<T>(registration: Option<Registration>, address: u64, reply: oneshot::Sender<T>, value: T) {
+    match registration.map_or(Ok(()), Registration::end) {
+        Ok(()) => drop(reply.send(value)),
+        Err(error) => {
+            tracing::error!(%error, address, "a VM's memory stays registered for RDMA");
+            std::mem::forget(reply);
+        }
+    }
+}
+
+/// Fails if connections could not register their buffers now: the limit of locked memory counts them, too.
+fn check_room(domain: &Domain) -> Result<(), RegisterError> {
+    let room = Arc::new(Mapping::anonymous(ROOM).map_err(RegisterError::failed)?);
+    let registered = domain.register(&room.dma_pages()).and_then(Registration::end);
+    registered.map_err(|error| match Errno::from_raw_os_error(error.errno) {
+        Errno::NOMEM => RegisterError::failed(format!(
+            "beside it, connections could not register {} MiB: raise the limit of locked memory (ulimit -l)",
+            ROOM >> 20
+        )),
+        _ => RegisterError::failed(error),
+    })
 }
 
 impl MemoryClient for Registrar {
@@ -154,7 +176,7 @@ impl MemoryClient for Registrar {
             let (reply, answer) = oneshot::channel();
             let ended = || RegisterError::failed("the thread for it has ended");
             self.work.send(Work::Register { memory, reply }).map_err(|_| ended())?;
-            answer.await.map_err(|_| ended())?.map(to_value).map_err(RegisterError::failed)
+            answer.await.map_err(|_| ended())?.map(to_value)
         })
     }
 

@@ -32,6 +32,27 @@ echo "submitted again: $(member resubmitted)" >&2
 [ "$(member resubmitted)" -gt 0 ] || fail "nothing was submitted again"
 detach_far
 
+# The limit of locked memory has room for the VM's memory, but not for connections beside it: data is copied.
+attach_far rdma 4420 --dma pin
+begin_vm 600
+sleep 1
+limit=$(($(pinned $user) - 64))
+end_vm
+detach_far
+end_user
+ulimit -l $limit
+by="/usr/bin/setpriv --bounding-set=-ipc_lock"
+start_user
+attach_far rdma 4420 --dma pin
+in_vm --rw mix:50 --bs 16k --qd 16 --area 8M --requests 500 --verify --destroy
+[ "$(member bounced_pieces)" -gt "$copied_before" ] || fail "nothing was copied"
+grep -q "raise the limit of locked memory" /tmp/arykd.log || fail "no line about the limit"
+detach_far
+end_user
+ulimit -l unlimited
+by=
+start_user
+
 # The memory of the daemon itself has no keys.
 in_user aryk disk create far --nvme-rdma $address:4420 --subsystem $nqn --dma pin >/tmp/reply 2>&1 || fail "$(cat /tmp/reply)"
 in_user aryk share far --listen $address:4421 --nqn $far >/tmp/reply 2>&1 || fail "$(cat /tmp/reply)"

@@ -27,9 +27,9 @@ start() {
     await_daemon
 }
 
-# Starts a daemon with its files in a directory.
+# Starts a daemon with its files in a directory, by the command `$by` if there is one.
 start_in() {
-    LD_LIBRARY_PATH=/programs/lib /programs/arykd -r $1/rpc.sock -S $1/vhost --state-dir $1/state -m 0x3 \
+    LD_LIBRARY_PATH=/programs/lib ${by:-} /programs/arykd -r $1/rpc.sock -S $1/vhost --state-dir $1/state -m 0x3 \
         >>/tmp/arykd.log 2>&1 &
 }
 
