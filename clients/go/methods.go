@@ -2559,9 +2559,9 @@ type NvmfCreateTransportParams struct {
 	MaxIoSize *uint32 `json:"max_io_size,omitempty"`
 	// Entries of a queue, 2 to 1,024. Default: 128.
 	MaxQueueDepth *uint16 `json:"max_queue_depth,omitempty"`
-	// Ignored.
+	// RDMA: the I/O queues of all hosts share so many receives of each device, 1 to 65,535. Default: each queue has its own.
 	MaxSrqDepth *uint32 `json:"max_srq_depth,omitempty"`
-	// Ignored.
+	// RDMA: each queue has its own receives, whatever `max_srq_depth` is. Default: false.
 	NoSrq *bool `json:"no_srq,omitempty"`
 	// Ignored.
 	NoWrBatching *bool `json:"no_wr_batching,omitempty"`

@@ -2420,6 +2420,8 @@ type TransportInfo struct {
 	MaxIoSize           uint32 `json:"max_io_size"`
 	IoUnitSize          uint32 `json:"io_unit_size"`
 	AbortTimeoutSec     uint32 `json:"abort_timeout_sec"`
+	// RDMA: receives of a device that the I/O queues share. Absent: each queue has its own.
+	MaxSrqDepth *uint32 `json:"max_srq_depth,omitempty"`
 }
 
 // UringDetails: A disk of `bdev_uring_create`.

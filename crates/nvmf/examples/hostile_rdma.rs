@@ -1,5 +1,5 @@
-//! A host of NVMe over RDMA that does what hosts must not: `hostile_rdma ADDRESS:PORT NQN [alone|fused]`. Each scene says what
-//! the target must do; the target goes on to serve other hosts.
+//! A host of NVMe over RDMA that does what hosts must not: `hostile_rdma ADDRESS:PORT NQN [alone|fused|shared]`. Each scene says
+//! what the target must do; the target goes on to serve other hosts. `shared`: its queues share their receives.
 #![expect(clippy::disallowed_methods, reason = "it waits in wall time")]
 
 use anyhow::{Context, Result, bail, ensure};
@@ -65,6 +65,7 @@ impl Site {
         let entries = usize::from(ENTRIES);
         let setup = Setup {
             receives: (ENTRIES.into(), 1),
+            shared_receives: None,
             sends: (SENDS, 1),
             buffers: std::iter::repeat_n(16, entries).chain([DATA_LEN]).collect(),
             shared: 1,
@@ -158,7 +159,7 @@ impl Queue {
                     }
                     return Ok(Got::Reply(entry.status().code(), entry.result_64()));
                 }
-                (Kind::Send | Kind::Read | Kind::Write, Ok(_)) => {}
+                (Kind::Send | Kind::Read | Kind::Write | Kind::End, Ok(_)) => {}
             }
         }
     }
@@ -337,6 +338,51 @@ async fn too_many(site: &Site) -> Result<()> {
     Ok(())
 }
 
+/// Hosts that take the receives of others: more commands than there are entries, each a write with its data in the capsule.
+async fn shared(site: &Site) -> Result<()> {
+    const DATA: u32 = 4096;
+    let entry = blocks(io::WRITE, DATA / 512).with_sgl(Sgl::InCapsule { offset: 0, len: DATA }.encode());
+    for round in 0..60 {
+        let (mut queue, admin) = site.io().await?;
+        queue.data.write(0, entry.as_bytes());
+        let message = queue.data.lend().first(entry.as_bytes().len() as u32 + DATA);
+        for _ in 0..SENDS / 2 {
+            queue.endpoint.send_pieces(queue.sent, &[message]);
+            queue.sent += 1;
+        }
+        queue.endpoint.flush()?;
+        queue.data.reclaim();
+        // Others end in the middle.
+        if round % 2 == 0 {
+            while queue.next(PATIENCE)? != Got::Ended {}
+        }
+        queue.drop_at_once();
+        admin.drop_at_once();
+    }
+    println!("a host that sends more commands than its queue has entries loses its connection");
+    torn(site).await?;
+    let (mut queue, admin) = site.io().await?;
+    for _ in 0..1000 {
+        let sgl = queue.keyed(4096);
+        let got = queue.run(blocks(io::READ, 8), Some(sgl))?;
+        ensure!(got == Got::Reply(Code::SUCCESS, 0), "{got:?}");
+    }
+    println!("no receive is lost");
+    queue.drop_at_once();
+    admin.drop_at_once();
+    let (admin, id) = site.admin().await?;
+    for round in 0..3 {
+        let mut queue = site.open(1, ALL).await?;
+        let connected = queue.connect(site, 1, id)?;
+        ensure!(matches!(connected, Got::Reply(Code::SUCCESS, _)), "{round}: {connected:?}");
+        queue.drop_at_once();
+        std::thread::sleep(Duration::from_secs(1));
+    }
+    println!("the target learns of the end of an idle queue");
+    admin.drop_at_once();
+    Ok(())
+}
+
 /// Connections that end while the target moves data.
 async fn torn(site: &Site) -> Result<()> {
     for round in 0..20 {
@@ -382,14 +428,19 @@ async fn main() -> Result<()> {
         bail!("usage: hostile_rdma ADDRESS:PORT NQN")
     };
     let site = Site { manager: Manager::start().await?, address: address.parse()?, nqn };
-    match arguments.next().as_deref() {
-        None => {}
+    let scene = arguments.next();
+    let shares = scene.as_deref() == Some("shared");
+    match scene.as_deref() {
+        None | Some("shared") => {}
         Some("alone") => return alone(&site).await,
         Some("fused") => return fused(&site).await,
         Some(scene) => bail!("no scene {scene}"),
     }
     fused(&site).await?;
     wrong(&site).await?;
+    if shares {
+        return shared(&site).await;
+    }
     too_many(&site).await?;
     torn(&site).await?;
     silent(&site).await

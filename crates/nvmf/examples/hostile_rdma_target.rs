@@ -43,6 +43,7 @@ impl Queue {
         let entries = usize::from(request.entries);
         let setup = Setup {
             receives: (request.entries.into(), 1),
+            shared_receives: None,
             sends: (64, 1),
             buffers: std::iter::repeat_n(COMMAND_LEN, entries).chain([DATA_LEN]).collect(),
             shared: 0,

@@ -162,7 +162,7 @@ async fn serve_rdma(inner: Rc<Inner>, pending: Pending, listener: Address, waits
     let (peer, local) = (pending.parameters.peer, pending.parameters.local);
     let way = Way { listener, peer, local };
     let ended = async {
-        let (request, setup, _held) = match rdma::admit(&inner, &pending, way) {
+        let admitted = match rdma::admit(&inner, &pending, way) {
             Ok(admitted) => admitted,
             Err(reject) => {
                 limited!(inner.lines, warn, %peer, ?reject, "an RDMA connection is refused");
@@ -171,7 +171,7 @@ async fn serve_rdma(inner: Rc<Inner>, pending: Pending, listener: Address, waits
             }
         };
         let link = async {
-            let accepted = timeout(PATIENCE, RdmaLink::accept(pending, request, setup));
+            let accepted = timeout(PATIENCE, RdmaLink::accept(&inner, pending, &admitted));
             accepted.await.map_err(|_| End::Refused)?.map(Link::Rdma)
         };
         serve_link(&inner, link, way, waits).await
@@ -330,6 +330,16 @@ impl Slot {
 enum Link {
     Tcp(TcpLink),
     Rdma(RdmaLink),
+}
+
+impl Link {
+    /// Takes what other connections need of what this one has, until it fails.
+    async fn take_messages(&mut self) -> End {
+        match self {
+            Self::Tcp(_) => std::future::pending().await,
+            Self::Rdma(rdma) => rdma.take_messages().await,
+        }
+    }
 }
 
 /// The commands of a connection in control, each with its data.

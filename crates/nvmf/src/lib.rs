@@ -44,7 +44,7 @@ pub use reservation::{SaveRequest, Saver};
 pub use subsystem::{Channel, HostKeys, Hosts, NamedHost};
 pub use target::{
     ControllerInfo, ENTRIES_MAX, Error, Limits, ListenerInfo, NAMESPACES_MAX, NamespaceInfo, NewNamespace,
-    NewSubsystem, QUEUES_MAX, QueueLimits, SubsystemInfo, Target,
+    NewSubsystem, QUEUES_MAX, QueueLimits, SHARED_RECEIVES_MAX, SubsystemInfo, Target,
 };
 pub use tls::TlsKey;
 pub use traffic::{Done, Traffic};

@@ -5,12 +5,14 @@
 //! replies leave each other queue at least one command at a time. Data that comes in the capsule cannot wait: its buffers are not
 //! limited here, but by the entries of the queues.
 //!
-//! The pool of an RDMA connection is its own, and has a fixed number of buffers ([`Pool::of`]).
+//! The pool of an RDMA connection is its own, and has a fixed number of buffers ([`Pool::of`]). If the connection shares its
+//! receives with others, data that comes in capsules is copied to buffers of the reactor's pool.
 
 use aryk_dma::{Buffer, PAGE};
 use aryk_reactor::RootId;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
+use std::rc::Rc;
 
 /// The sizes of buffers.
 const SIZES: [usize; 3] = [8 << 10, 32 << 10, 128 << 10];
@@ -36,8 +38,9 @@ pub(crate) struct Pool {
     used: Cell<usize>,
     /// Queues with commands that wait for a buffer, each once.
     waiting: RefCell<VecDeque<RootId>>,
-    /// All buffers were there at the beginning, and are of one queue.
-    is_fixed: bool,
+    /// `Some`: all buffers were there at the beginning, and are of one queue. Buffers of [`Pool::take_for_capsule`] are of the
+    /// pool here.
+    beside: Option<Rc<Pool>>,
 }
 
 /// What a queue has of a pool.
@@ -78,15 +81,21 @@ impl Pool {
         SIZES.into_iter().zip(counts).flat_map(|(size, count)| std::iter::repeat_n(size, count))
     }
 
-    /// A pool with these buffers and no others, for one queue. The sizes are those of [`Pool::sizes`].
-    pub fn of(buffers: Vec<Buffer>) -> Self {
-        let pool = Self { is_fixed: true, ..Self::default() };
+    /// A pool with these buffers and no others, for one queue. The sizes are those of [`Pool::sizes`]. `beside`: the pool for
+    /// data in capsules that does not arrive in one of these buffers.
+    pub fn of(buffers: Vec<Buffer>, beside: Rc<Self>) -> Self {
+        let pool = Self { beside: Some(beside), ..Self::default() };
         buffers.into_iter().for_each(|buffer| pool.keep(buffer));
         pool
     }
 
+    /// The buffers that are not in use, of a pool with a fixed number of them.
+    pub fn into_buffers(self) -> Vec<Buffer> {
+        self.idle.into_inner().into_iter().flatten().collect()
+    }
+
     /// Takes a buffer back.
-    pub fn keep(&self, buffer: Buffer) {
+    fn keep(&self, buffer: Buffer) {
         self.idle.borrow_mut()[class_of(buffer.len())].push(buffer);
     }
 
@@ -106,7 +115,7 @@ impl Pool {
     /// back, or when [`Pool::give_back`] returns it.
     pub fn take(&self, share: &mut Share, len: usize, root: RootId) -> Option<Taken> {
         let class = class_of(len);
-        if self.is_fixed {
+        if self.beside.is_some() {
             return self.take_fixed(len);
         }
         let size = SIZES[class];
@@ -130,6 +139,9 @@ impl Pool {
 
     /// A buffer for at least `len` bytes of data in a capsule.
     pub fn take_for_capsule(&self, len: usize) -> Taken {
+        if let Some(pool) = &self.beside {
+            return pool.take_for_capsule(len);
+        }
         Taken { buffer: self.buffer(class_of(len)), kind: Kind::Capsule }
     }
 
@@ -147,6 +159,9 @@ impl Pool {
         if taken.kind == Kind::Fixed {
             self.keep(taken.buffer);
             return None;
+        }
+        if let Some(pool) = &self.beside {
+            return pool.give_back(share, taken);
         }
         let size = taken.buffer.len();
         if self.idle_bytes.get() + size <= IDLE_MAX {
@@ -243,7 +258,8 @@ mod tests {
     fn a_fixed_pool_has_the_buffers_that_it_was_given() {
         let [root, _] = roots();
         let buffers = Pool::sizes(2, [1, 1]).map(|size| Buffer::new(size, PAGE as usize)).collect();
-        let (pool, mut share) = (Pool::of(buffers), Share::default());
+        let beside = Rc::new(Pool::default());
+        let (pool, mut share) = (Pool::of(buffers, Rc::clone(&beside)), Share::default());
         let mut lens = Vec::new();
         let mut taken: Vec<Taken> = std::iter::from_fn(|| pool.take(&mut share, 512, root)).collect();
         lens.extend(taken.iter().map(|taken| taken.buffer.len()));
@@ -253,6 +269,9 @@ mod tests {
         assert_eq!(pool.take(&mut share, SIZES[1] + 1, root).map(|taken| taken.buffer.len()), Some(SIZES[2]));
         assert!(pool.take_small().is_some() && pool.take_small().is_none());
         assert_eq!(pool.waiting.borrow().len(), 0);
+        let capsule = pool.take_for_capsule(4096);
+        assert_eq!((pool.give_back(&mut share, capsule), beside.idle_bytes.get()), (None, SIZES[0]));
+        assert_eq!(pool.into_buffers().len(), 1, "those in use are not there");
     }
 
     #[test]

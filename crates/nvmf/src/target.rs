@@ -8,6 +8,7 @@ use crate::connection;
 use crate::limits::HostLimits;
 use crate::queue::Opened;
 use crate::quota::{Budget, Quota, Waiting};
+use crate::rdma::MESSAGE_MAX;
 use crate::reservation::{Asked, Saver};
 use crate::subsystem::{Channel, Hosts, Listener, Path, Shared, State, Subsystem, namespace_of};
 use crate::traffic::Traffic;
@@ -20,13 +21,13 @@ use aryk_nvme_fabrics::discovery::Entry;
 use aryk_nvme_fabrics::nqn::{self, Nqn};
 use aryk_nvme_fabrics::reservation::{self, Reservations};
 use aryk_nvme_fabrics::subsystem::{AnaState, Namespace};
-use aryk_rdma::{Manager, StartError};
+use aryk_rdma::{CallError, Device, Manager, Pending, SharedReceives, StartError};
 use aryk_reactor::{CoreSet, MoveError, Order};
 use futures_channel::oneshot;
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
@@ -34,12 +35,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
-use tokio::sync::{OnceCell, Semaphore, mpsc};
+use tokio::sync::{Mutex, OnceCell, Semaphore, mpsc};
 use tokio::task::spawn_local;
 use tokio::time::Instant;
 
 /// Entries of a queue, at most.
 pub const ENTRIES_MAX: u16 = 1024;
+/// Receives of RDMA that queues share, at most.
+pub const SHARED_RECEIVES_MAX: u32 = 65_535;
 /// I/O queues of a controller, at most.
 pub const QUEUES_MAX: u16 = 128;
 /// Namespaces of a subsystem, at most.
@@ -129,6 +132,8 @@ pub struct Limits {
     pub tcp: QueueLimits,
     /// The queues of RDMA.
     pub rdma: QueueLimits,
+    /// The I/O queues of RDMA share so many receives of each device. `None`: each has its own.
+    pub shared_receives: Option<u32>,
     /// CRDT1 to CRDT3: delays before a retry, in units of 100 ms.
     pub retry_delays: [u16; 3],
     /// Queues of all hosts together, admin queues among them. Each takes memory for its entries.
@@ -146,6 +151,7 @@ impl Default for Limits {
         Self {
             tcp: QueueLimits::default(),
             rdma: QueueLimits::default(),
+            shared_receives: None,
             retry_delays: [0; 3],
             connections: connections_max(),
             unconnected: 1024,
@@ -301,6 +307,7 @@ pub(crate) struct Inner {
     /// Connections of RDMA in the first state, and the memory of all.
     pub rdma_unconnected: Rc<Waiting>,
     pub rdma_memory: Rc<Budget>,
+    shared_receives: Mutex<HashMap<Device, SharedReceives>>,
     /// Limits the lines about what hosts do.
     pub lines: Arc<LogLimit>,
     /// Computations of authentications that run: each may take tens of milliseconds.
@@ -328,6 +335,22 @@ impl Inner {
     /// The time of the controllers.
     pub fn now(&self) -> u64 {
         self.started.elapsed().as_nanos() as u64
+    }
+
+    /// The receives that the I/O queues of a connection's device share. The first connection makes them: so many.
+    pub async fn shared_receives(&self, pending: &Pending, count: u32) -> Result<SharedReceives, CallError> {
+        let mut all = self.shared_receives.lock().await;
+        if let Some(receives) = all.get(&pending.device()) {
+            return Ok(receives.clone());
+        }
+        let receives = pending.share_receives(count, MESSAGE_MAX).await?;
+        tracing::info!(
+            asked = count,
+            count = receives.count(),
+            "the I/O queues of an RDMA device share receives"
+        );
+        all.insert(pending.device(), receives.clone());
+        Ok(receives)
     }
 }
 
@@ -361,6 +384,7 @@ impl Target {
             rdma: OnceCell::new(),
             rdma_unconnected: Rc::default(),
             rdma_memory: Rc::default(),
+            shared_receives: Mutex::default(),
             lines: Arc::new(LogLimit::new(10, Duration::from_secs(5))),
             computing: Arc::new(Semaphore::new(COMPUTING_MAX)),
             failures: Cell::new(0),

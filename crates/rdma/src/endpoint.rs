@@ -6,7 +6,7 @@
 
 use crate::manager::{Manager, Parts};
 use crate::verbs::{self, CompChannel, Cq, RecvWr, SendWr, Sge, Wc, WorkRequest, opcode, send_flags};
-use crate::{CallError, ConnectError};
+use crate::{CallError, ConnectError, SharedReceives};
 use aryk_dma::{Buffer, Seg, Sgl};
 use futures_channel::oneshot;
 use std::os::fd::BorrowedFd;
@@ -28,7 +28,7 @@ pub struct Remote {
 /// What has completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// [`Endpoint::receive`].
+    /// [`Endpoint::receive`], or a receive that is shared: [`Endpoint::message`].
     Receive,
     /// [`Endpoint::send`].
     Send,
@@ -36,6 +36,9 @@ pub enum Kind {
     Read,
     /// [`Endpoint::write`], only if it has failed.
     Write,
+    /// The end of a connection with shared receives, which always fails: there are no other requests whose failure would tell the
+    /// owner.
+    End,
 }
 
 /// A completion.
@@ -51,12 +54,13 @@ pub struct Completion {
 }
 
 impl Completion {
-    fn new(wc: &Wc) -> Self {
+    pub(crate) fn new(wc: &Wc) -> Self {
         let kind = match wc.wr_id >> 32 {
             0 => Kind::Receive,
             1 => Kind::Send,
             2 => Kind::Read,
-            _ => Kind::Write,
+            3 => Kind::Write,
+            _ => Kind::End,
         };
         let result = if wc.status == verbs::WC_SUCCESS { Ok(wc.byte_len) } else { Err(wc.status) };
         Self { kind, id: wc.wr_id as u32, result }
@@ -68,12 +72,13 @@ impl Completion {
     }
 }
 
-const fn wr_id(kind: Kind, id: u32) -> u64 {
+pub(crate) const fn wr_id(kind: Kind, id: u32) -> u64 {
     let kind = match kind {
         Kind::Receive => 0,
         Kind::Send => 1,
         Kind::Read => 2,
         Kind::Write => 3,
+        Kind::End => 4,
     };
     kind << 32 | id as u64
 }
@@ -168,13 +173,17 @@ impl Endpoint {
     }
 
     /// Ends the connection. Requests that are in progress may have these buffers, which are lent, until the queue pair is
-    /// destroyed.
+    /// destroyed. The owner has given the shared receives back whose completions it has polled.
     pub fn end(mut self, lent: Vec<Buffer>) -> Ending {
         self.destroy(lent)
     }
 
     fn destroy(&mut self, lent: Vec<Buffer>) -> Ending {
         let (ended, ending) = oneshot::channel();
+        if self.parts.as_ref().is_some_and(|parts| parts.receives.is_some()) {
+            // A device that fails has no use for them.
+            let _ = self.flush_receives();
+        }
         if let Some(parts) = self.parts.take() {
             self.manager.destroy(parts, lent, ended);
         }
@@ -227,18 +236,44 @@ impl Endpoint {
         Ok(count == POLL_MAX)
     }
 
-    /// Receives one message to these pieces of the endpoint's buffers.
+    /// Receives one message to these pieces of the endpoint's buffers. Not for endpoints with shared receives.
     pub fn receive(&mut self, id: u32, pieces: &[Sgl]) {
         let key = self.parts().key();
+        self.add_receive(id, pieces, key);
+    }
+
+    fn add_receive(&mut self, id: u32, pieces: &[Sgl], key: u32) {
         let Batch { receives, receive_pieces, .. } = &mut self.batch;
         let before = receive_pieces.len();
         receive_pieces.extend(pieces.iter().flat_map(|piece| sges(piece, key)));
-        receives.push(RecvWr {
-            wr_id: wr_id(Kind::Receive, id),
-            next: std::ptr::null_mut(),
-            sg_list: std::ptr::null_mut(),
-            num_sge: (receive_pieces.len() - before) as i32,
-        });
+        receives.push(RecvWr::new(wr_id(Kind::Receive, id), (receive_pieces.len() - before) as i32));
+    }
+
+    fn shared_receives(&self) -> &SharedReceives {
+        self.parts().receives.as_ref().expect("the receives of the endpoint are shared")
+    }
+
+    /// Whether the receives are shared with other endpoints.
+    pub fn shares_receives(&self) -> bool {
+        self.parts().receives.is_some()
+    }
+
+    /// The message of a shared receive that has completed, with so many bytes, until [`Endpoint::receive_again`].
+    ///
+    /// # Panics
+    /// If the receives are not shared.
+    pub fn message(&self, id: u32, len: u32) -> Sgl {
+        self.shared_receives().place(id).first(len)
+    }
+
+    /// Gives a shared receive back that has completed, successfully or not: another endpoint may get it.
+    ///
+    /// # Panics
+    /// If the receives are not shared.
+    pub fn receive_again(&mut self, id: u32) {
+        let receives = self.shared_receives();
+        let (place, key) = (receives.place(id), receives.key());
+        self.add_receive(id, &[place], key);
     }
 
     fn transfer(&mut self, mut request: SendWr, piece: &Sgl, remote: Remote) {
@@ -309,20 +344,31 @@ impl Endpoint {
         self.flush_sends()
     }
 
-    fn flush_receives(&mut self) -> Result<(), CallError> {
-        let qp = self.parts().qp;
-        let Batch { receives, receive_pieces, .. } = &mut self.batch;
-        let first = link(receives, receive_pieces);
+    /// Posts the collected receives only.
+    ///
+    /// # Errors
+    /// As [`Endpoint::flush`].
+    pub fn flush_receives(&mut self) -> Result<(), CallError> {
+        let Self { parts, batch: Batch { receives, receive_pieces, .. }, .. } = self;
+        let Parts { qp, receives: shared, .. } = parts.as_ref().expect("present until dropped");
+        let (qp, first) = (*qp, link(receives, receive_pieces));
         if first.is_null() {
             return Ok(());
         }
-        let mut failed = std::ptr::null_mut();
-        // SAFETY: the queue pair exists, and the requests and their pieces stay in place during the call. The memory of the
-        // pieces stays in place until the completions, by the invariant of `Sgl`.
-        let errno = unsafe { ((*(*qp).context).post_recv)(qp, first, &raw mut failed) };
+        let result = match shared {
+            // SAFETY: the requests and their pieces stay in place during the call, and are of shared receives.
+            Some(shared) => unsafe { shared.post_list(first) },
+            None => {
+                let mut failed = std::ptr::null_mut();
+                // SAFETY: the queue pair exists, and the requests and their pieces stay in place during the call. The memory of
+                // the pieces stays in place until the completions, by the invariant of `Sgl`.
+                let errno = unsafe { ((*(*qp).context).post_recv)(qp, first, &raw mut failed) };
+                posted("ibv_post_recv", errno)
+            }
+        };
         receives.clear();
         receive_pieces.clear();
-        posted("ibv_post_recv", errno)
+        result
     }
 
     fn flush_sends(&mut self) -> Result<(), CallError> {
@@ -341,7 +387,7 @@ impl Endpoint {
             return Ok(());
         }
         let mut failed = std::ptr::null_mut();
-        // SAFETY: as in `flush_receives`; what a request carries itself is copied during the call.
+        // SAFETY: as for receives; what a request carries itself is copied during the call.
         let errno = unsafe { ((*(*qp).context).post_send)(qp, first, &raw mut failed) };
         sends.clear();
         send_pieces.clear();
@@ -352,7 +398,7 @@ impl Endpoint {
 
 /// Links requests in their order, and each to its pieces, which are in the same order. Returns the first request; null if there
 /// is none.
-fn link<R: WorkRequest>(requests: &mut [R], pieces: &mut [Sge]) -> *mut R {
+pub(crate) fn link<R: WorkRequest>(requests: &mut [R], pieces: &mut [Sge]) -> *mut R {
     let (mut next, mut pieces) = (std::ptr::null_mut(), pieces);
     for request in requests.iter_mut().rev() {
         let (before, own) = pieces.split_at_mut(pieces.len() - request.piece_count());
@@ -363,11 +409,11 @@ fn link<R: WorkRequest>(requests: &mut [R], pieces: &mut [Sge]) -> *mut R {
 }
 
 /// The result of a function that returns 0, or an errno of either sign.
-fn posted(call: &'static str, errno: i32) -> Result<(), CallError> {
+pub(crate) fn posted(call: &'static str, errno: i32) -> Result<(), CallError> {
     if errno == 0 { Ok(()) } else { Err(CallError::new(call, errno.wrapping_abs())) }
 }
 
-fn sges(piece: &Sgl, key: u32) -> impl Iterator<Item = Sge> + use<> {
+pub(crate) fn sges(piece: &Sgl, key: u32) -> impl Iterator<Item = Sge> + use<> {
     piece.pieces().map(move |seg| Sge { addr: seg.base() as u64, length: seg.len() as u32, lkey: key })
 }
 

@@ -5,6 +5,7 @@
 //! - [`Pending`]: a connection without a queue pair: one that another computer asks for, or that it will be asked for.
 //! - [`Endpoint`]: a connection's queue pair, with one completion queue and the memory of its buffers. Its owner posts requests
 //!   and polls completions, usually on a reactor: neither blocks nor allocates.
+//! - [`SharedReceives`]: receives that the endpoints of a device share.
 //! - [`Domain`]: what several connections of a device may access together: VMs' memory, each part by a [`Registration`].
 //!
 //! | file | context | content |
@@ -12,6 +13,7 @@
 //! | `table`, `verbs` | any | the functions and structures of both libraries |
 //! | `manager`, `manager/thread` | any; the thread | connections, and calls that may block |
 //! | `endpoint` | the owner's | requests and completions |
+//! | `shared` | any | receives of several endpoints |
 //! | `domain` | a thread that may block | registrations of VMs' memory |
 //!
 //! This crate contains the `unsafe` code for RDMA.
@@ -28,12 +30,14 @@
 mod domain;
 mod endpoint;
 mod manager;
+mod shared;
 mod table;
 mod verbs;
 
 pub use domain::{Domain, Keys, Registration};
 pub use endpoint::{Completion, Ending, Endpoint, INLINE_MAX, Kind, Remote};
 pub use manager::{Device, Listener, Manager, Parameters, Pending, Requests, Setup, StartError};
+pub use shared::SharedReceives;
 pub use table::{Library, LoadError};
 
 use std::io;

@@ -3,8 +3,9 @@
 mod thread;
 
 use crate::domain::FreedDomain;
+use crate::shared::SharedParts;
 use crate::verbs::{CmId, CompChannel, Cq, Mr, Qp};
-use crate::{CallError, Domain, Endpoint, Library, LoadError};
+use crate::{CallError, Domain, Endpoint, Library, LoadError, SharedReceives};
 use aryk_dma::{Arena, Buffer};
 use futures_channel::oneshot;
 use rustix::event::{EventfdFlags, eventfd};
@@ -57,6 +58,8 @@ pub(crate) struct Parts {
     pub shared: Option<*mut Mr>,
     /// The protection domain, if it is not that of all endpoints which share nothing.
     pub domain: Option<Domain>,
+    /// Its receives, if it has none of its own.
+    pub receives: Option<SharedReceives>,
     pub arena: Arena,
     /// Reports of the completion queue that were taken.
     pub events: u32,
@@ -84,8 +87,11 @@ impl Parts {
 /// What an endpoint has.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// Receives that are posted at the same time, and pieces of each.
+    /// Receives that are posted at the same time, and pieces of each; not used if they are shared.
     pub receives: (u32, u32),
+    /// The receives that it shares with other endpoints, if it has none of its own. It shares no buffers then, and is of no other
+    /// protection domain.
+    pub shared_receives: Option<SharedReceives>,
     /// Other requests that are posted at the same time, and pieces of each.
     pub sends: (u32, u32),
     /// The sizes of its buffers, which the device can access.
@@ -198,6 +204,10 @@ impl Manager {
         self.command(Command::Destroy { parts, lent, ended });
     }
 
+    pub(crate) fn free_receives(&self, parts: SharedParts) {
+        self.command(Command::FreeReceives(parts));
+    }
+
     pub(crate) fn free_domain(&self, domain: FreedDomain) {
         self.command(Command::FreeDomain(domain));
     }
@@ -271,6 +281,19 @@ impl Pending {
         let (device, manager) = (self.device, self.manager.clone());
         self.manager.command(Command::MakeDomain { device, manager, reply });
         made.await.unwrap_or(Err(CallError::new("ibv_alloc_pd", libc::ECANCELED)))
+    }
+
+    /// Makes receives that the connections of the device of this one can share: so many, or as many as the device can have, for
+    /// messages of up to so many bytes.
+    ///
+    /// # Errors
+    /// libibverbs's: there is no memory, or the device cannot have such receives.
+    pub async fn share_receives(&self, count: u32, bytes: u32) -> Result<SharedReceives, CallError> {
+        let (reply, made) = oneshot::channel();
+        let (device, local, manager) = (self.device, self.parameters.local, self.manager.clone());
+        let size = (count, bytes);
+        self.manager.command(Command::ShareReceives { device, local, size, manager, reply });
+        made.await.unwrap_or(Err(CallError::new("ibv_create_srq", libc::ECANCELED)))
     }
 
     /// Makes the queue pair and its buffers. The owner posts receives, and accepts the connection ([`Endpoint::accept`]) or asks

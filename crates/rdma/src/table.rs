@@ -1,7 +1,8 @@
 //! The functions of libibverbs and librdmacm that are used here, found at run time. Any context.
 
 use crate::verbs::{
-    CmEvent, CmId, CompChannel, ConnParam, Context, Cq, DeviceAttr, EventChannel, Mr, Qp, QpInitAttr,
+    AsyncEvent, CmEvent, CmId, CompChannel, ConnParam, Context, Cq, DeviceAttr, EventChannel, Mr, Qp, QpAttr,
+    QpInitAttr, Srq, SrqInitAttr,
 };
 use std::ffi::{c_int, c_void};
 use std::fmt;
@@ -60,9 +61,14 @@ table! {
     ibv_destroy_comp_channel: fn(*mut CompChannel) -> c_int;
     ibv_create_cq: fn(*mut Context, c_int, *mut c_void, *mut CompChannel, c_int) -> *mut Cq;
     ibv_destroy_cq: fn(*mut Cq) -> c_int;
+    ibv_modify_qp: fn(*mut Qp, *mut QpAttr, c_int) -> c_int;
     ibv_destroy_qp: fn(*mut Qp) -> c_int;
     ibv_get_cq_event: fn(*mut CompChannel, *mut *mut Cq, *mut *mut c_void) -> c_int;
     ibv_ack_cq_events: fn(*mut Cq, u32);
+    ibv_create_srq: fn(*mut c_void, *mut SrqInitAttr) -> *mut Srq;
+    ibv_destroy_srq: fn(*mut Srq) -> c_int;
+    ibv_get_async_event: fn(*mut Context, *mut AsyncEvent) -> c_int;
+    ibv_ack_async_event: fn(*mut AsyncEvent);
     rdma_create_event_channel: fn() -> *mut EventChannel;
     rdma_destroy_event_channel: fn(*mut EventChannel);
     rdma_create_id: fn(*mut EventChannel, *mut *mut CmId, *mut c_void, u32) -> c_int;

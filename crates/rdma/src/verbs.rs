@@ -36,6 +36,9 @@ pub(crate) mod send_flags {
 /// `IBV_DEVICE_MEM_MGT_EXTENSIONS`: among others, the device can send with invalidation.
 pub(crate) const MEM_MGT_EXTENSIONS: u32 = 1 << 21;
 
+/// `IBV_EVENT_QP_LAST_WQE_REACHED`: a queue pair that has failed takes no more shared receives.
+pub(crate) const LAST_RECEIVE: u32 = 16;
+
 /// The status of a refusal by the other computer, and not by its kernel: `IB_CM_REJ_CONSUMER_DEFINED`.
 pub(crate) const REJECTED_BY_CONSUMER: i32 = 28;
 
@@ -64,10 +67,14 @@ pub(crate) struct Context {
     unused_0: [usize; 11],
     pub poll_cq: unsafe extern "C" fn(*mut Cq, c_int, *mut Wc) -> c_int,
     pub req_notify_cq: unsafe extern "C" fn(*mut Cq, c_int) -> c_int,
-    unused_13: [usize; 12],
+    unused_13: [usize; 7],
+    pub post_srq_recv: unsafe extern "C" fn(*mut Srq, *mut RecvWr, *mut *mut RecvWr) -> c_int,
+    unused_21: [usize; 4],
     pub post_send: unsafe extern "C" fn(*mut Qp, *mut SendWr, *mut *mut SendWr) -> c_int,
     pub post_recv: unsafe extern "C" fn(*mut Qp, *mut RecvWr, *mut *mut RecvWr) -> c_int,
     unused_27: [usize; 5],
+    cmd_fd: c_int,
+    pub async_fd: c_int,
 }
 
 /// `ibv_cq`, the first fields.
@@ -80,6 +87,28 @@ pub(crate) struct Cq {
 #[repr(C)]
 pub(crate) struct Qp {
     pub context: *mut Context,
+}
+
+/// `ibv_srq`, the first fields.
+#[repr(C)]
+pub(crate) struct Srq {
+    pub context: *mut Context,
+}
+
+/// `ibv_srq_init_attr`.
+#[repr(C)]
+pub(crate) struct SrqInitAttr {
+    pub srq_context: *mut c_void,
+    pub max_wr: u32,
+    pub max_sge: u32,
+    pub srq_limit: u32,
+}
+
+/// `ibv_async_event`, with what it is about if that is a queue pair.
+#[repr(C)]
+pub(crate) struct AsyncEvent {
+    pub qp: *mut Qp,
+    pub kind: u32,
 }
 
 /// `ibv_comp_channel`, the first fields.
@@ -191,6 +220,13 @@ pub(crate) struct RecvWr {
     pub num_sge: c_int,
 }
 
+impl RecvWr {
+    /// A receive to so many pieces.
+    pub(crate) const fn new(wr_id: u64, num_sge: c_int) -> Self {
+        Self { wr_id, next: std::ptr::null_mut(), sg_list: std::ptr::null_mut(), num_sge }
+    }
+}
+
 /// A request of either queue, which is a part of a list.
 pub(crate) trait WorkRequest {
     fn piece_count(&self) -> usize;
@@ -224,7 +260,7 @@ pub(crate) struct QpInitAttr {
     pub qp_context: *mut c_void,
     pub send_cq: *mut Cq,
     pub recv_cq: *mut Cq,
-    pub srq: *mut c_void,
+    pub srq: *mut Srq,
     pub max_send_wr: u32,
     pub max_recv_wr: u32,
     pub max_send_sge: u32,
@@ -233,6 +269,17 @@ pub(crate) struct QpInitAttr {
     pub qp_type: u32,
     pub sq_sig_all: c_int,
 }
+
+/// `ibv_qp_attr`, of which one attribute is set: that of [`MIN_RNR_TIMER`].
+#[repr(C, align(8))]
+pub(crate) struct QpAttr {
+    pub unused: [u8; 128],
+    pub min_rnr_timer: u8,
+    pub rest: [u8; 15],
+}
+
+/// `IBV_QP_MIN_RNR_TIMER`.
+pub(crate) const MIN_RNR_TIMER: c_int = 1 << 15;
 
 /// `ibv_device_attr`.
 #[repr(C)]
@@ -253,7 +300,9 @@ pub(crate) struct DeviceAttr {
     max_ee_rd_atom: c_int,
     max_res_rd_atom: c_int,
     pub max_qp_init_rd_atom: c_int,
-    rest: [u32; 18],
+    unused_160: [u32; 14],
+    pub max_srq_wr: c_int,
+    rest: [u32; 3],
 }
 
 /// `rdma_event_channel`.
@@ -303,12 +352,15 @@ const _: () = {
     use std::mem::offset_of;
     assert!(offset_of!(Context, poll_cq) == 8 + 88 && offset_of!(Context, req_notify_cq) == 8 + 96);
     assert!(offset_of!(Context, post_send) == 8 + 200 && offset_of!(Context, post_recv) == 8 + 208);
-    assert!(size_of::<Context>() == 8 + 256 && size_of::<Mr>() == 48 && offset_of!(Mr, lkey) == 36);
+    assert!(offset_of!(Context, post_srq_recv) == 8 + 160 && offset_of!(Context, async_fd) == 8 + 256 + 4);
+    assert!(size_of::<QpAttr>() == 144 && offset_of!(QpAttr, min_rnr_timer) == 128);
+    assert!(size_of::<SrqInitAttr>() == 24 && size_of::<AsyncEvent>() == 16);
+    assert!(size_of::<Mr>() == 48 && offset_of!(Mr, lkey) == 36);
     assert!(size_of::<Wc>() == 48 && size_of::<Sge>() == 16 && size_of::<RecvWr>() == 32);
     assert!(size_of::<SendWr>() == 128 && offset_of!(SendWr, remote_addr) == 40);
     assert!(size_of::<QpInitAttr>() == 64 && size_of::<DeviceAttr>() == 232);
     assert!(offset_of!(DeviceAttr, device_cap_flags) == 116 && offset_of!(DeviceAttr, max_cqe) == 132);
-    assert!(offset_of!(DeviceAttr, max_qp_init_rd_atom) == 156);
+    assert!(offset_of!(DeviceAttr, max_qp_init_rd_atom) == 156 && offset_of!(DeviceAttr, max_srq_wr) == 216);
     assert!(offset_of!(CmId, local) == 32 && offset_of!(CmId, peer) == 160);
     assert!(size_of::<ConnParam>() == 24 && offset_of!(ConnParam, rnr_retry_count) == 13);
     assert!(size_of::<CmEvent>() == 80 && offset_of!(CmEvent, conn) == 24);

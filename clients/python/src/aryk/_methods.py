@@ -3999,8 +3999,8 @@ class Methods(ABC):
             max_io_qpairs_per_ctrlr: I/O queues of a controller, 1 to 128. Default: 128.
             max_io_size: Ignored.
             max_queue_depth: Entries of a queue, 2 to 1,024. Default: 128.
-            max_srq_depth: Ignored.
-            no_srq: Ignored.
+            max_srq_depth: RDMA: the I/O queues of all hosts share so many receives of each device, 1 to 65,535. Default: each queue has its own.
+            no_srq: RDMA: each queue has its own receives, whatever `max_srq_depth` is. Default: false.
             no_wr_batching: Ignored.
             num_cqe: Ignored.
             num_shared_buffers: Ignored.
@@ -9256,8 +9256,8 @@ class AsyncMethods(ABC):
             max_io_qpairs_per_ctrlr: I/O queues of a controller, 1 to 128. Default: 128.
             max_io_size: Ignored.
             max_queue_depth: Entries of a queue, 2 to 1,024. Default: 128.
-            max_srq_depth: Ignored.
-            no_srq: Ignored.
+            max_srq_depth: RDMA: the I/O queues of all hosts share so many receives of each device, 1 to 65,535. Default: each queue has its own.
+            no_srq: RDMA: each queue has its own receives, whatever `max_srq_depth` is. Default: false.
             no_wr_batching: Ignored.
             num_cqe: Ignored.
             num_shared_buffers: Ignored.

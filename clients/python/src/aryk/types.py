@@ -2383,6 +2383,8 @@ class TransportInfo(TypedDict):
     max_io_size: int
     io_unit_size: int
     abort_timeout_sec: int
+    #: RDMA: receives of a device that the I/O queues share. Absent: each queue has its own.
+    max_srq_depth: NotRequired[int]
 
 
 class UringDetails(TypedDict):

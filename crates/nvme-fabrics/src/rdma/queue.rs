@@ -4,10 +4,10 @@
 //! The queue knows neither the connection nor the memory of the data, nor what commands do. Its owner passes what it receives
 //! ([`Queue::receive`]), executes commands, transfers data as the queue says, and sends the replies.
 //!
-//! **Invariants.** A slot is in use from [`Queue::receive`] until the completion has left ([`Queue::sent`]); until then its owner
-//! keeps the data that is to be written in place. The owner posts no more receives than [`Queue::receives`] says, so that a host
-//! has no more commands without a completion than its queue has entries, and there are twice as many slots. The queue allocates
-//! nothing once it has been created.
+//! **Invariants.** A slot is in use from [`Queue::receive`] until the completion has left ([`Queue::sent`]); until then its
+//! owner keeps the data that is to be written in place. The owner posts no more receives than [`Queue::receives`] says, or ends
+//! a connection that has got more commands, so that a host has no more of them without a completion than its queue has entries,
+//! and there are twice as many slots. The queue allocates nothing once it has been created.
 
 use aryk_nvme::spec::entry::{CompletionEntry, SubmissionEntry};
 use aryk_nvme::spec::status::{Code, Status};

@@ -92,7 +92,7 @@ impl Queue<'_> {
         mut ordered: UnboundedReceiver<Ordered>,
     ) -> Result<(), End> {
         let inner = self.inner;
-        let Connection { link, slots } = connection;
+        let Connection { mut link, slots } = connection;
         drop(slots);
         let cores = inner.cores_of(self.place, self.way.listener);
         let reactors = inner.env.reactors();
@@ -100,7 +100,10 @@ impl Queue<'_> {
         let hold = least(cores.as_ref()).or_else(|| least(None)).ok_or(End::Refused)?;
         let shared = |live: &mut Live| (Arc::clone(&live.qos), Arc::clone(&live.retry_delays));
         let (qos, retry_delays) = inner.with_live(self.place, shared).ok_or(End::Refused)?;
-        let prepared = Box::pin(self.prepare(&hold)).await.ok_or(End::Refused)?;
+        let prepared = tokio::select! {
+            prepared = Box::pin(self.prepare(&hold)) => prepared.ok_or(End::Refused)?,
+            end = link.take_messages() => return Err(end),
+        };
         let connected = Connected {
             carrier: match link {
                 Link::Tcp(tcp) => tcp.into_carrier(inner.state.borrow().limits.zero_copy)?,

@@ -4,11 +4,12 @@
 
 use super::{End, Slot, Slots};
 use crate::association::Way;
-use crate::pool::{Pool, TRANSFER_MAX};
+use crate::pool::{Pool, Share, TRANSFER_MAX, Taken};
 use crate::queue::Carrier;
 use crate::quota::Held;
-use crate::rdma::{self, Event, Lost, Wire};
+use crate::rdma::{self, Event, Lost, Role, Wire};
 use crate::target::{ENTRIES_MAX, Inner};
+use aryk_log_limit::limited;
 use aryk_nvme::spec::entry::SubmissionEntry;
 use aryk_nvme::spec::status::Status;
 use aryk_nvme_fabrics::SlotId;
@@ -19,6 +20,7 @@ use aryk_nvme_fabrics::sgl::{DataBlocks, Sgl};
 use aryk_rdma::{Pending, Setup};
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::rc::Rc;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
@@ -27,9 +29,17 @@ const ADMIN_ENTRIES_MAX: u16 = 128;
 /// The bit of an opcode, and of a Fabrics command's type, that says that data comes from the host.
 const FROM_HOST: u8 = 0b01;
 
-/// Checks what a host asks for, and counts its memory until the last of the returned values is dropped. `None`: it is to be
-/// refused.
-pub(super) fn admit(inner: &Inner, pending: &Pending, way: Way) -> Result<(Request, Setup, Held), Reject> {
+/// A connection that may be accepted.
+pub(super) struct Admitted {
+    request: Request,
+    role: Role,
+    setup: Setup,
+    /// Its memory counts as long as this exists.
+    _held: Held,
+}
+
+/// Checks what a host asks for, and counts the memory of its connection.
+pub(super) fn admit(inner: &Inner, pending: &Pending, way: Way) -> Result<Admitted, Reject> {
     let parameters = &pending.parameters;
     let request = Request::decode(&parameters.private_data)?;
     let is_admin = request.qid == 0;
@@ -44,9 +54,15 @@ pub(super) fn admit(inner: &Inner, pending: &Pending, way: Way) -> Result<(Reque
     if !is_admin && !inner.has_host_at(way) {
         return Err(Reject::NO_RESOURCES);
     }
-    let setup = rdma::setup(request.entries, is_admin, &Reject::NO_RESOURCES.encode());
-    let held = inner.rdma_memory.take(way.peer.ip(), rdma::memory(&setup)).ok_or(Reject::NO_RESOURCES)?;
-    Ok((request, setup, held))
+    let role = match inner.state.borrow().limits.shared_receives {
+        _ if is_admin => Role::Admin,
+        None => Role::Io,
+        Some(receives) => Role::SharingIo(receives),
+    };
+    let setup = rdma::setup(request.entries, role, &Reject::NO_RESOURCES.encode());
+    let held =
+        inner.rdma_memory.take(way.peer.ip(), rdma::memory(&setup, role)).ok_or(Reject::NO_RESOURCES)?;
+    Ok(Admitted { request, role, setup, _held: held })
 }
 
 /// A connection.
@@ -60,9 +76,28 @@ pub(super) struct RdmaLink {
 
 impl RdmaLink {
     /// Makes the queue pair of a connection, and accepts it.
-    pub async fn accept(pending: Pending, request: Request, setup: Setup) -> Result<Self, End> {
+    pub async fn accept(inner: &Inner, pending: Pending, admitted: &Admitted) -> Result<Self, End> {
+        let Admitted { request, role, setup, .. } = admitted;
+        let mut setup = setup.clone();
+        if let Role::SharingIo(count) = *role {
+            match inner.shared_receives(&pending, count).await {
+                Ok(receives) => setup.shared_receives = Some(receives),
+                Err(error) => {
+                    limited!(
+                        inner.lines,
+                        warn,
+                        %error,
+                        "RDMA queues cannot share receives: raise the limit of locked memory (ulimit -l), or create the transport \
+                         without max_srq_depth if the device cannot share them"
+                    );
+                    pending.reject(&setup.rejection);
+                    return Err(End::Refused);
+                }
+            }
+        }
         let (endpoint, buffers) = pending.prepare(setup).await.map_err(Lost::Device)?;
-        let (mut wire, pool) = Wire::new(endpoint, buffers, request.entries);
+        let (mut wire, buffers) = Wire::new(endpoint, buffers, request.entries);
+        let pool = Pool::of(buffers, Rc::default());
         let news = watch(wire.fd())?;
         wire.flush(&pool)?;
         wire.accept(&Accept { receives: request.entries }.encode()).await?;
@@ -80,13 +115,34 @@ impl RdmaLink {
         }
     }
 
+    /// Takes messages from shared receives, which other connections need, until the connection fails. They are the next commands.
+    pub async fn take_messages(&mut self) -> End {
+        if !self.wire.shares_receives() {
+            std::future::pending::<()>().await;
+        }
+        loop {
+            let waited = match self.wire.next_done(&self.pool) {
+                // Replies that have left.
+                Ok(Some(Event::Sent { data, .. })) => {
+                    data.into_iter().for_each(|data| self.give_back(data));
+                    continue;
+                }
+                Ok(Some(_)) => continue,
+                Ok(None) => self.until_news().await,
+                Err(lost) => Err(lost.into()),
+            };
+            if let Err(end) = waited {
+                return end;
+            }
+        }
+    }
+
     /// The next command whose data has arrived.
     pub async fn next(&mut self, slots: &mut Slots) -> Result<SlotId, End> {
         loop {
-            match self.wire.next()? {
+            match self.wire.next(&self.pool)? {
                 Some(Event::Command { slot, entry, data_len, data }) => {
-                    let bytes = data.buffer.bytes()[..data_len as usize].to_vec();
-                    self.pool.keep(data.buffer);
+                    let bytes = data.map(|data| self.take_bytes(data, data_len)).unwrap_or_default();
                     slots.insert(slot, Slot::new(entry, data_len, bytes));
                     let len = if data_len == 0 { len_to_read(&entry) } else { 0 };
                     if len > 0 {
@@ -105,10 +161,9 @@ impl RdmaLink {
         let data = self.pool.take_fixed(len as usize).expect("replies have left, and one command is read");
         self.wire.request_data(slot, data, len);
         loop {
-            match self.wire.next_done()? {
+            match self.wire.next_done(&self.pool)? {
                 Some(Event::Read { data, .. }) => {
-                    let bytes = data.buffer.bytes()[..len as usize].to_vec();
-                    self.pool.keep(data.buffer);
+                    let bytes = self.take_bytes(data, len);
                     slots.get_mut(&slot).expect("it is being read").data = bytes;
                     return Ok(());
                 }
@@ -118,17 +173,29 @@ impl RdmaLink {
         }
     }
 
+    /// The first `len` bytes of a buffer, which is free afterwards.
+    fn take_bytes(&self, data: Taken, len: u32) -> Vec<u8> {
+        let bytes = data.buffer.bytes()[..len as usize].to_vec();
+        self.give_back(data);
+        bytes
+    }
+
+    fn give_back(&self, data: Taken) {
+        let waiting = self.pool.give_back(&mut Share::default(), data);
+        debug_assert_eq!(waiting, None, "nothing waits for buffers of one connection");
+    }
+
     fn end_transfer(&mut self, event: Event, slots: &mut Slots) {
         if let Event::Sent { slot, data } = event {
             slots.remove(&slot);
-            data.into_iter().for_each(|data| self.pool.keep(data.buffer));
+            data.into_iter().for_each(|data| self.give_back(data));
         }
     }
 
     /// Returns when all replies have left.
     pub async fn flush(&mut self, slots: &mut Slots) -> Result<(), End> {
         while self.wire.unsent() > 0 {
-            match self.wire.next_done()? {
+            match self.wire.next_done(&self.pool)? {
                 Some(done) => self.end_transfer(done, slots),
                 None => self.until_news().await?,
             }
@@ -166,7 +233,7 @@ impl RdmaLink {
 
     /// The connection for an I/O queue.
     pub fn into_carrier(self) -> Carrier {
-        Carrier::Rdma { wire: self.wire, pool: self.pool }
+        Carrier::Rdma { wire: self.wire, buffers: self.pool.into_buffers() }
     }
 }
 

@@ -7,6 +7,7 @@ use super::tcp::{Tcp, TcpCarrier};
 use crate::address::Transport;
 use crate::pool::Pool;
 use crate::rdma::Wire;
+use aryk_dma::Buffer;
 use aryk_nvme::spec::status::Status;
 use aryk_nvme_fabrics::SlotId;
 use aryk_nvme_fabrics::sgl::DataBlocks;
@@ -19,11 +20,12 @@ use std::rc::Rc;
 const SLOTS_MIN: usize = 8;
 
 /// A connection that becomes an I/O queue's.
+#[expect(clippy::large_enum_variant, reason = "it is moved once, from control or between reactors")]
 pub(crate) enum Carrier {
     /// Of TCP.
     Tcp(TcpCarrier),
     /// Of RDMA, with the buffers for data of its commands.
-    Rdma { wire: Wire, pool: Pool },
+    Rdma { wire: Wire, buffers: Vec<Buffer> },
 }
 
 /// The connection.
@@ -41,7 +43,10 @@ impl Link {
     pub fn new(carrier: Carrier, root: RootId, cx: &mut Cx) -> io::Result<(Self, Rc<Pool>)> {
         Ok(match carrier {
             Carrier::Tcp(carrier) => (Self::Tcp(Tcp::new(carrier, root, cx)?), cx.local_state()),
-            Carrier::Rdma { wire, pool } => (Self::Rdma(Rdma::new(wire, root, cx)?), Rc::new(pool)),
+            Carrier::Rdma { wire, buffers } => {
+                let pool = Pool::of(buffers, cx.local_state());
+                (Self::Rdma(Rdma::new(wire, root, cx)?), Rc::new(pool))
+            }
         })
     }
 

@@ -207,7 +207,7 @@ impl IoQueue {
             Link::Tcp(tcp) => Carrier::Tcp(tcp.into_carrier()),
             Link::Rdma(rdma) => {
                 let pool = Rc::into_inner(pool).expect("the pool of an RDMA connection is its queue's");
-                Carrier::Rdma { wire: rdma.wire, pool }
+                Carrier::Rdma { wire: rdma.wire, buffers: pool.into_buffers() }
             }
         };
         let carried = Carried { slots, held, first_half };

@@ -36,8 +36,15 @@ impl Rdma {
 impl IoQueue {
     /// Takes what the device has completed.
     pub(super) fn receive_rdma(&mut self, cx: &mut Cx) -> bool {
-        let mut has_any = false;
-        let mut may_have_more = self.has_begun;
+        if self.is_closing {
+            self.return_receives(cx);
+            return false;
+        }
+        if !self.has_begun {
+            self.take_messages(cx);
+            return false;
+        }
+        let (mut has_any, mut may_have_more) = (false, true);
         let mut polls = 0;
         while may_have_more && !self.is_closing {
             if polls == POLLS_MAX {
@@ -59,6 +66,35 @@ impl IoQueue {
         has_any
     }
 
+    /// The disks may take long for what they have: other queues go on with the receives that this one has taken.
+    fn return_receives(&mut self, cx: &mut Cx) {
+        if let Link::Rdma(rdma) = &mut self.link
+            && rdma.wire.shares_receives()
+            && rdma.wire.return_receives() == Ok(true)
+        {
+            cx.wake(self.root);
+        }
+    }
+
+    /// Takes messages from shared receives, which other queues need. They are executed when the queue has begun.
+    fn take_messages(&mut self, cx: &mut Cx) {
+        let Link::Rdma(rdma) = &mut self.link else { return };
+        if !rdma.wire.shares_receives() {
+            return;
+        }
+        let taken = rdma.wire.poll().and_then(|may_have_more| {
+            // Nothing else was requested yet.
+            while rdma.wire.next_done(&self.pool)?.is_some() {}
+            rdma.wire.flush(&self.pool)?;
+            Ok(may_have_more)
+        });
+        match taken {
+            Ok(true) => cx.wake(self.root),
+            Ok(false) => {}
+            Err(lost) => self.lose(&lost, cx),
+        }
+    }
+
     /// Polls once. Returns whether there was something, and whether there may be more.
     fn poll_wire(&mut self, cx: &mut Cx) -> Result<(bool, bool), Lost> {
         let Link::Rdma(rdma) = &mut self.link else { return Ok((false, false)) };
@@ -66,7 +102,7 @@ impl IoQueue {
         let mut has_any = false;
         while let Link::Rdma(rdma) = &mut self.link
             && !self.is_closing
-            && let Some(event) = rdma.wire.next()?
+            && let Some(event) = rdma.wire.next(&self.pool)?
         {
             has_any = true;
             self.follow(event, cx);
@@ -76,18 +112,17 @@ impl IoQueue {
 
     fn follow(&mut self, event: Event, cx: &mut Cx) {
         match event {
-            Event::Command { data, .. } if !self.takes_input() => {
-                give_back(&self.pool, &mut self.share, data, &self.waiting, self.root, cx);
-            }
             Event::Command { slot, entry, data_len, data } => {
-                let data = if data_len > 0 {
-                    Some(data)
-                } else {
-                    give_back(&self.pool, &mut self.share, data, &self.waiting, self.root, cx);
-                    None
-                };
-                *self.slot(slot) = Slot::new(entry, data_len, data);
-                self.execute(slot, true, cx);
+                let takes_input = self.takes_input();
+                let is_kept = takes_input && data_len > 0;
+                let (kept, unused) = if is_kept { (data, None) } else { (None, data) };
+                if let Some(unused) = unused {
+                    give_back(&self.pool, &mut self.share, unused, &self.waiting, self.root, cx);
+                }
+                if takes_input {
+                    *self.slot(slot) = Slot::new(entry, data_len, kept);
+                    self.execute(slot, true, cx);
+                }
             }
             Event::Read { slot, data } => {
                 self.slot(slot).data = Some(data);
@@ -132,12 +167,13 @@ impl IoQueue {
     pub(super) fn park_rdma(&mut self, cx: &mut Cx) -> Armed {
         let Link::Rdma(rdma) = &mut self.link else { return Armed::Yes };
         // A queue that begins is polled then.
-        if self.is_closing || !self.has_begun {
+        if (self.is_closing || !self.has_begun) && !rdma.wire.shares_receives() {
             return Armed::Yes;
         }
         match rdma.wire.arm() {
             Ok(false) => Armed::Yes,
             Ok(true) => Armed::Busy,
+            Err(_) if self.is_closing => Armed::Yes,
             Err(lost) => {
                 self.lose(&lost, cx);
                 Armed::Busy

@@ -2,22 +2,25 @@
 
 use super::{Device, IdKey, Listener, Manager, Parameters, Parts, Pending, Requests, Setup, StartError};
 use crate::domain::FreedDomain;
-use crate::endpoint::{Endpoint, INLINE_MAX};
+use crate::endpoint::{Completion, Endpoint, INLINE_MAX, Kind, wr_id};
+use crate::shared::{LAST_PATIENCE, RESEND_AFTER, RETURN_INTERVAL, SharedParts};
 use crate::verbs::{
-    self, CmEvent, CmId, CompChannel, ConnParam, Context, Cq, DeviceAttr, EventChannel, Mr, QpInitAttr,
-    access, event,
+    self, AsyncEvent, CmEvent, CmId, CompChannel, ConnParam, Context, Cq, DeviceAttr, EventChannel, Mr, Qp,
+    QpAttr, QpInitAttr, SendWr, SrqInitAttr, Wc, access, event, opcode, send_flags,
 };
-use crate::{CallError, ConnectError, Domain, Library};
+use crate::{CallError, ConnectError, Domain, Library, SharedReceives};
 use aryk_dma::{Arena, Buffer};
 use futures_channel::oneshot;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::time::{ClockId, Timespec, clock_gettime};
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::mpsc;
+use std::time::Duration;
 
 /// Requests for connections that the kernel keeps for a listener.
 const BACKLOG: i32 = 128;
@@ -83,6 +86,16 @@ pub(super) enum Command {
         reply: oneshot::Sender<Result<Domain, CallError>>,
     },
     FreeDomain(FreedDomain),
+    ShareReceives {
+        device: Device,
+        /// An address of the device.
+        local: SocketAddr,
+        /// How many, and bytes of each.
+        size: (u32, u32),
+        manager: Manager,
+        reply: oneshot::Sender<Result<SharedReceives, CallError>>,
+    },
+    FreeReceives(SharedParts),
     /// No manager is left.
     End,
 }
@@ -107,7 +120,18 @@ enum Entry {
         /// Reads that either computer may have of the other's memory at the same time.
         reads_max: u8,
         reads_served: u8,
+        /// `None`: it has receives of its own.
+        sharing: Option<Sharing>,
     },
+}
+
+/// The end of a connection that shares receives.
+#[derive(Clone, Copy, Default)]
+struct Sharing {
+    /// Its owner is told.
+    is_ending: bool,
+    /// The device has said that it takes no more receives.
+    takes_no_more: bool,
 }
 
 /// A device that connections use.
@@ -115,6 +139,18 @@ struct Opened {
     /// The protection domain of endpoints without one of their own.
     pd: *mut c_void,
     attributes: DeviceAttr,
+    /// If the device has shared receives: an identifier that is bound to it. librdmacm closes a device that was removed when
+    /// the last of its identifiers is destroyed.
+    keeper: Option<IdKey>,
+}
+
+/// A connection that has ended, and whose queue pair may still take shared receives.
+struct Leaving {
+    parts: Parts,
+    lent: Vec<Buffer>,
+    ended: oneshot::Sender<()>,
+    /// When it is destroyed, if the device says nothing: a time of the monotonic clock.
+    until: Duration,
 }
 
 struct Thread {
@@ -123,6 +159,8 @@ struct Thread {
     entries: HashMap<IdKey, Entry>,
     /// By context.
     devices: HashMap<usize, Opened>,
+    /// The oldest comes first.
+    leaving: Vec<Leaving>,
 }
 
 pub(super) fn run(
@@ -141,11 +179,7 @@ pub(super) fn run(
         return;
     }
     loop {
-        // SAFETY: the channel, and with it the descriptor, exists until the thread ends.
-        let events = unsafe { BorrowedFd::borrow_raw((*thread.channel).fd) };
-        let mut ready = [PollFd::new(&bell, PollFlags::IN), PollFd::from_borrowed_fd(events, PollFlags::IN)];
-        // An interrupted call is repeated.
-        let _ = poll(&mut ready, None);
+        thread.wait(&bell);
         let _ = rustix::io::read(&bell, &mut [0; 8]);
         for command in commands.try_iter() {
             match command {
@@ -154,7 +188,15 @@ pub(super) fn run(
             }
         }
         thread.take_events();
+        thread.take_device_events();
+        thread.look_at_leaving();
     }
+}
+
+/// The time of the monotonic clock.
+fn now() -> Duration {
+    let time = clock_gettime(ClockId::Monotonic);
+    Duration::new(time.tv_sec.cast_unsigned(), time.tv_nsec as u32)
 }
 
 impl Thread {
@@ -168,7 +210,27 @@ impl Thread {
         // SAFETY: the channel, and with it the descriptor, exists.
         let fd = unsafe { BorrowedFd::borrow_raw((*channel).fd) };
         set_nonblocking(fd).map_err(StartError::Interface)?;
-        Ok(Self { library, channel, entries: HashMap::new(), devices: HashMap::new() })
+        let (entries, devices) = (HashMap::new(), HashMap::new());
+        Ok(Self { library, channel, entries, devices, leaving: Vec::new() })
+    }
+
+    /// Waits for commands, events, and the time at which something is to be destroyed.
+    fn wait(&self, bell: &OwnedFd) {
+        // SAFETY: the channel, and with it the descriptor, exists until the thread ends.
+        let events = unsafe { BorrowedFd::borrow_raw((*self.channel).fd) };
+        let of_devices =
+            self.devices.iter().filter(|(_, device)| device.keeper.is_some()).map(|(&context, _)| {
+                // SAFETY: the context, and with it the descriptor, exists as long as the device has a keeper.
+                unsafe { BorrowedFd::borrow_raw((*(context as *mut Context)).async_fd) }
+            });
+        let fds = [bell.as_fd(), events].into_iter().chain(of_devices);
+        let mut ready: Vec<PollFd<'_>> = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+        let patience = self.leaving.first().map(|first| {
+            let left = first.until.saturating_sub(now()).min(RETURN_INTERVAL);
+            Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() }
+        });
+        // An interrupted call is repeated.
+        let _ = poll(&mut ready, patience.as_ref());
     }
 
     fn execute(&mut self, command: Command) {
@@ -204,7 +266,17 @@ impl Thread {
                 self.establish("rdma_connect", connect, id, &private_data, reply);
             }
             Command::Disconnect(id) => self.disconnect(id, libc::ECONNRESET),
-            Command::Destroy { parts, lent, ended } => self.destroy(parts, lent, ended),
+            Command::Destroy { parts, lent, ended } => {
+                self.disconnect(parts.id, libc::ECONNRESET);
+                match self.entries.get(&parts.id) {
+                    Some(Entry::Connection {
+                        sharing: Some(Sharing { takes_no_more: false, .. }), ..
+                    }) => {
+                        self.leaving.push(Leaving { parts, lent, ended, until: now() + LAST_PATIENCE });
+                    }
+                    _ => self.destroy(parts, lent, ended),
+                }
+            }
             // Without a receiver, the domain is freed.
             Command::MakeDomain { device, manager, reply } => {
                 drop(reply.send(self.make_domain(device.0 as *mut Context, &manager)));
@@ -213,6 +285,16 @@ impl Thread {
                 // SAFETY: it exists, and has no handle any more. It fails if a registration in it cannot be ended.
                 unsafe { (self.library.0.ibv_dealloc_pd)(domain.0) };
             }
+            Command::ShareReceives { device, local, size, manager, reply } => {
+                let made = self.share_receives(device.0 as *mut Context, local, size).and_then(|parts| {
+                    let receives = SharedReceives::new(parts, manager);
+                    receives.post(0..receives.count())?;
+                    Ok(receives)
+                });
+                // Without a receiver, they are freed.
+                drop(reply.send(made));
+            }
+            Command::FreeReceives(parts) => self.free_receives(parts),
             Command::End => {}
         }
     }
@@ -263,6 +345,20 @@ impl Thread {
         listening.map(|address| (IdKey(id as usize), address))
     }
 
+    /// An identifier that is bound to an address, and with it to the device that has the address.
+    fn bind(&self, address: SocketAddr) -> Result<IdKey, CallError> {
+        let id = self.identifier()?;
+        let mut raw = to_raw(address);
+        // SAFETY: the identifier exists, and the address is one of its family.
+        let bound = unsafe { (self.library.0.rdma_bind_addr)(id, (&raw mut raw).cast()) };
+        let bound = CallError::check("rdma_bind_addr", bound);
+        if bound.is_err() {
+            // SAFETY: the identifier exists, and is not used afterwards.
+            unsafe { (self.library.0.rdma_destroy_id)(id) };
+        }
+        bound.map(|()| IdKey(id as usize))
+    }
+
     fn forget(&mut self, id: IdKey) {
         self.entries.remove(&id);
         // SAFETY: its owner, whose drop has sent the command, uses it no more, and all of its events were acknowledged.
@@ -277,7 +373,7 @@ impl Thread {
     }
 
     /// The device of a connection.
-    fn device(&mut self, context: *mut Context) -> Result<&Opened, CallError> {
+    fn device(&mut self, context: *mut Context) -> Result<&mut Opened, CallError> {
         let key = context as usize;
         if !self.devices.contains_key(&key) {
             let mut attributes = MaybeUninit::zeroed();
@@ -291,15 +387,71 @@ impl Thread {
             let pd = CallError::check_pointer("ibv_alloc_pd", pd)?;
             // SAFETY: all fields are numbers, and were written.
             let attributes = unsafe { attributes.assume_init() };
-            self.devices.insert(key, Opened { pd, attributes });
+            self.devices.insert(key, Opened { pd, attributes, keeper: None });
         }
-        Ok(&self.devices[&key])
+        Ok(self.devices.get_mut(&key).expect("just added"))
     }
 
     fn make_domain(&self, context: *mut Context, manager: &Manager) -> Result<Domain, CallError> {
         // SAFETY: devices, and with them their contexts, exist as long as the process.
         let pd = unsafe { (self.library.0.ibv_alloc_pd)(context) };
         Ok(Domain::new(CallError::check_pointer("ibv_alloc_pd", pd)?, manager.clone()))
+    }
+
+    fn share_receives(
+        &mut self,
+        context: *mut Context,
+        local: SocketAddr,
+        (count, bytes): (u32, u32),
+    ) -> Result<SharedParts, CallError> {
+        let library = self.library.clone();
+        let table = &library.0;
+        if self.device(context)?.keeper.is_none() {
+            // SAFETY: the context, and with it the descriptor, exists.
+            set_nonblocking(unsafe { BorrowedFd::borrow_raw((*context).async_fd) })?;
+            let keeper = self.bind(SocketAddr::new(local.ip(), 0))?;
+            // SAFETY: the identifier exists.
+            let of_keeper = unsafe { (*keeper.pointer()).verbs };
+            if of_keeper != context {
+                self.forget(keeper);
+                return Err(CallError::new("rdma_bind_addr", libc::ENODEV));
+            }
+            self.device(context)?.keeper = Some(keeper);
+        }
+        let Opened { pd, attributes, .. } = self.device(context)?;
+        // The completion queue of a connection has room for them, and for its other requests.
+        let most = attributes.max_srq_wr.min(attributes.max_cqe / 2);
+        let count = count.min(u32::try_from(most).unwrap_or(0));
+        if count == 0 {
+            return Err(CallError::new("ibv_create_srq", libc::ENOTSUP));
+        }
+        let sizes = [count as usize * bytes as usize];
+        let (arena, mut buffers) = Arena::new(&sizes).map_err(|_| CallError::new("mmap", libc::ENOMEM))?;
+        let mut buffer = buffers.pop().expect("one was asked for");
+        // SAFETY: the protection domain exists.
+        let mr = unsafe { register(&library, *pd, &arena, arena.addr(), access::LOCAL_WRITE) }?;
+        let made = Unfinished { library: &library, channel: None, cq: None, mr: Some(mr), shared_mr: None };
+        let mut asked =
+            SrqInitAttr { srq_context: std::ptr::null_mut(), max_wr: count, max_sge: 1, srq_limit: 0 };
+        // SAFETY: the protection domain exists, and the attributes are read and written during the call.
+        let srq = unsafe { (table.ibv_create_srq)(*pd, &raw mut asked) };
+        let srq = CallError::check_pointer("ibv_create_srq", srq)?;
+        std::mem::forget(made);
+        let whole = buffer.lend();
+        Ok(SharedParts { srq, mr, arena, buffer, whole, count, bytes })
+    }
+
+    fn free_receives(&self, parts: SharedParts) {
+        let SharedParts { srq, mr, arena, mut buffer, .. } = parts;
+        let table = &self.library.0;
+        // SAFETY: no handle of the receives is left, and all queue pairs that had them are destroyed.
+        let has_ended = unsafe { (table.ibv_destroy_srq)(srq) == 0 && (table.ibv_dereg_mr)(mr) == 0 };
+        if has_ended {
+            buffer.reclaim();
+        } else {
+            // The device may still access the memory, so that it must not be used for anything else.
+            std::mem::forget((arena, buffer));
+        }
     }
 
     fn prepare(
@@ -313,7 +465,7 @@ impl Thread {
         let context = unsafe { (*id.pointer()).verbs };
         let library = self.library.clone();
         let table = &library.0;
-        let Opened { pd, attributes } = self.device(context)?;
+        let Opened { pd, attributes, .. } = self.device(context)?;
         let of_all = *pd;
         let can_invalidate = attributes.device_cap_flags & verbs::MEM_MGT_EXTENSIONS != 0;
         let most = |of_device: i32| u8::try_from(of_device).unwrap_or(u8::MAX);
@@ -328,17 +480,12 @@ impl Thread {
         let pd = domain.as_ref().map_or(of_all, Domain::pd);
         // What is made ends before the domain.
         let mut made = Unfinished { library: &library, channel: None, cq: None, mr: None, shared_mr: None };
-        // SAFETY: the context exists.
-        let channel = unsafe { (table.ibv_create_comp_channel)(context) };
-        let channel = CallError::check_pointer("ibv_create_comp_channel", channel)?;
-        made.channel = Some(channel);
-        // SAFETY: the channel, and with it the descriptor, exists.
-        set_nonblocking(unsafe { BorrowedFd::borrow_raw((*channel).fd) })?;
-        let entries = setup.receives.0 + setup.sends.0;
-        // SAFETY: context and channel exist.
-        let cq = unsafe { (table.ibv_create_cq)(context, entries as i32, std::ptr::null_mut(), channel, 0) };
-        let cq = CallError::check_pointer("ibv_create_cq", cq)?;
-        made.cq = Some(cq);
+        let shared_receives = setup.shared_receives.clone();
+        let receives = shared_receives.as_ref().map_or(setup.receives, |_| (0, 0));
+        // A message that finds no room would take its shared receive with it.
+        let sends = setup.sends.0 + u32::from(shared_receives.is_some());
+        let entries = sends + shared_receives.as_ref().map_or(receives.0, SharedReceives::count);
+        let (channel, cq) = made.make_completions(context, entries)?;
         // SAFETY: the protection domain exists.
         let mr = unsafe { register(&library, pd, &arena, arena.addr(), access::LOCAL_WRITE) }?;
         made.mr = Some(mr);
@@ -353,11 +500,11 @@ impl Thread {
             qp_context: std::ptr::null_mut(),
             send_cq: cq,
             recv_cq: cq,
-            srq: std::ptr::null_mut(),
-            max_send_wr: setup.sends.0,
-            max_recv_wr: setup.receives.0,
+            srq: shared_receives.as_ref().map_or(std::ptr::null_mut(), SharedReceives::srq),
+            max_send_wr: sends,
+            max_recv_wr: receives.0,
             max_send_sge: setup.sends.1,
-            max_recv_sge: setup.receives.1,
+            max_recv_sge: receives.1,
             max_inline_data: INLINE_MAX as u32,
             qp_type: verbs::QPT_RC,
             sq_sig_all: 0,
@@ -367,11 +514,25 @@ impl Thread {
         CallError::check("rdma_create_qp", created)?;
         let shared = made.shared_mr;
         std::mem::forget(made);
-        self.entries.insert(id, Entry::Connection { connecting: None, reads_max, reads_served });
+        let sharing = shared_receives.as_ref().map(|_| Sharing::default());
+        let connection = Entry::Connection { connecting: None, reads_max, reads_served, sharing };
+        self.entries.insert(id, connection);
         // SAFETY: the identifier exists, and has a queue pair now.
         let qp = unsafe { (*id.pointer()).qp };
-        let parts =
-            Parts { id, qp, cq, channel, mr, shared, domain, arena, events: 0, can_invalidate, reads_max };
+        let parts = Parts {
+            id,
+            qp,
+            cq,
+            channel,
+            mr,
+            shared,
+            domain,
+            receives: shared_receives,
+            arena,
+            events: 0,
+            can_invalidate,
+            reads_max,
+        };
         Ok((parts, buffers))
     }
 
@@ -384,7 +545,8 @@ impl Thread {
         private_data: &[u8],
         reply: Reply,
     ) {
-        let Some(Entry::Connection { connecting, reads_max, reads_served }) = self.entries.get_mut(&id)
+        let Some(Entry::Connection { connecting, reads_max, reads_served, sharing }) =
+            self.entries.get_mut(&id)
         else {
             // Its endpoint has been dropped.
             return;
@@ -403,9 +565,22 @@ impl Thread {
         // SAFETY: it is a function of librdmacm for an identifier, which exists, with data that is copied during the call.
         let established = unsafe { function(id.pointer(), &raw mut parameters) };
         match CallError::check(call, established) {
-            Ok(()) => *connecting = Some((call, reply)),
+            Ok(()) => {
+                *connecting = Some((call, reply));
+                if sharing.is_some() {
+                    self.hurry_resends(id);
+                }
+            }
             Err(error) => drop(reply.send(Err(error.into()))),
         }
+    }
+
+    /// Has the other computer of a connection soon send a message again that has found no receive.
+    fn hurry_resends(&self, id: IdKey) {
+        let mut attributes = QpAttr { unused: [0; 128], min_rnr_timer: RESEND_AFTER, rest: [0; 15] };
+        let modify = self.library.0.ibv_modify_qp;
+        // SAFETY: the identifier has a queue pair. If the call fails, such messages are late.
+        unsafe { modify((*id.pointer()).qp, &raw mut attributes, verbs::MIN_RNR_TIMER) };
     }
 
     /// The other computer refuses a connection, with this data.
@@ -419,20 +594,104 @@ impl Thread {
         self.disconnect(id, libc::ECONNREFUSED);
     }
 
-    /// Ends a connection: its queue pair fails, and its requests complete.
+    /// Ends a connection: its queue pair fails, and its requests complete. A connection without receives of its own may have
+    /// none, and gets one.
     fn disconnect(&mut self, id: IdKey, errno: i32) {
-        if let Some(Entry::Connection { connecting, .. }) = self.entries.get_mut(&id) {
+        if let Some(Entry::Connection { connecting, sharing, .. }) = self.entries.get_mut(&id) {
             if let Some((call, connecting)) = connecting.take() {
                 let _ = connecting.send(Err(CallError::new(call, errno).into()));
             }
             // SAFETY: the identifier exists. It fails if the connection has ended before.
             unsafe { (self.library.0.rdma_disconnect)(id.pointer()) };
+            if let Some(sharing) = sharing
+                && !std::mem::replace(&mut sharing.is_ending, true)
+            {
+                let mut request = SendWr::new(wr_id(Kind::End, 0), opcode::SEND, send_flags::SIGNALED);
+                request.num_sge = 0;
+                let mut failed = std::ptr::null_mut();
+                // SAFETY: the identifier has a queue pair, which is in the Error state, so that nothing is sent. If the call
+                // fails, there are other requests, which fail.
+                unsafe {
+                    let qp = (*id.pointer()).qp;
+                    ((*(*qp).context).post_send)(qp, &raw mut request, &raw mut failed);
+                }
+            }
         }
     }
 
+    /// Takes the events of devices.
+    fn take_device_events(&mut self) {
+        let with_events = self.devices.iter().filter(|(_, device)| device.keeper.is_some());
+        let contexts: Vec<usize> = with_events.map(|(&context, _)| context).collect();
+        for context in contexts {
+            let mut event = AsyncEvent { qp: std::ptr::null_mut(), kind: 0 };
+            // SAFETY: the context exists, and does not block; the event is written.
+            while unsafe { (self.library.0.ibv_get_async_event)(context as *mut Context, &raw mut event) }
+                == 0
+            {
+                // SAFETY: the event was taken just now, so that what it is about is not destroyed before this call.
+                unsafe { (self.library.0.ibv_ack_async_event)(&raw mut event) };
+                if event.kind == verbs::LAST_RECEIVE {
+                    self.takes_no_more(event.qp);
+                }
+            }
+        }
+    }
+
+    /// The device takes no more receives for a queue pair.
+    fn takes_no_more(&mut self, qp: *mut Qp) {
+        for (id, entry) in &mut self.entries {
+            let Entry::Connection { sharing: Some(sharing), .. } = entry else { continue };
+            // SAFETY: the identifier exists.
+            if unsafe { (*id.pointer()).qp } == qp {
+                sharing.takes_no_more = true;
+            }
+        }
+        self.destroy_left(|leaving| leaving.parts.qp == qp);
+    }
+
+    /// Posts the receives again that connections which end have taken, and destroys those whose device has not said for long that
+    /// they take no more.
+    fn look_at_leaving(&mut self) {
+        for Leaving { parts, .. } in &self.leaving {
+            if let Some(receives) = &parts.receives {
+                Self::return_receives(receives, parts.cq);
+            }
+        }
+        if !self.leaving.is_empty() {
+            let now = now();
+            self.destroy_left(|leaving| leaving.until <= now);
+        }
+    }
+
+    fn destroy_left(&mut self, is_to_be: impl Fn(&Leaving) -> bool) {
+        let (now, later) = std::mem::take(&mut self.leaving).into_iter().partition(is_to_be);
+        self.leaving = later;
+        for Leaving { parts, lent, ended, .. } in now {
+            self.destroy(parts, lent, ended);
+        }
+    }
+
+    /// Posts the shared receives again that an ended connection has taken, and whose completions were not polled.
+    fn return_receives(receives: &SharedReceives, cq: *mut Cq) {
+        let mut taken = [Wc::EMPTY; 32];
+        loop {
+            // SAFETY: the completion queue exists, and there is room for this many completions.
+            let count = unsafe { ((*(*cq).context).poll_cq)(cq, taken.len() as c_int, taken.as_mut_ptr()) };
+            let Some(count) = usize::try_from(count).ok().filter(|&count| count > 0) else { return };
+            let completions = taken[..count].iter().map(Completion::new);
+            let ids = completions.filter(|done| done.kind == Kind::Receive).map(|done| done.id);
+            // A device that fails has no use for them.
+            let _ = receives.post(ids);
+        }
+    }
+
+    /// Destroys a connection that was disconnected.
     fn destroy(&mut self, parts: Parts, lent: Vec<Buffer>, ended: oneshot::Sender<()>) {
-        self.disconnect(parts.id, libc::ECONNRESET);
-        let Parts { id, qp, cq, channel, mr, shared, domain, arena, events, .. } = parts;
+        let Parts { id, qp, cq, channel, mr, shared, domain, receives, arena, events, .. } = parts;
+        if let Some(receives) = &receives {
+            Self::return_receives(receives, cq);
+        }
         let table = &self.library.0;
         // SAFETY: the owner of the parts has given them up, so that nothing uses the queue pair any more.
         let has_ended = unsafe {
@@ -458,6 +717,9 @@ impl Thread {
                 // The device may still access it, so that it must not be used for anything else.
                 std::mem::forget((arena, lent));
             }
+        }
+        if !has_ended {
+            std::mem::forget(receives);
         }
         // It may be the last handle of the domain.
         drop(domain);
@@ -567,7 +829,8 @@ impl Thread {
 
 impl Drop for Thread {
     fn drop(&mut self) {
-        let ids: Vec<IdKey> = self.entries.keys().copied().collect();
+        let keepers = self.devices.values().filter_map(|device| device.keeper);
+        let ids: Vec<IdKey> = self.entries.keys().copied().chain(keepers).collect();
         ids.into_iter().for_each(|id| self.forget(id));
         // SAFETY: no identifier uses the channel any more.
         unsafe { (self.library.0.rdma_destroy_event_channel)(self.channel) };
@@ -598,6 +861,28 @@ struct Unfinished<'a> {
     cq: Option<*mut Cq>,
     mr: Option<*mut Mr>,
     shared_mr: Option<*mut Mr>,
+}
+
+impl Unfinished<'_> {
+    /// Makes a completion queue for so many completions, and the channel that reports them.
+    fn make_completions(
+        &mut self,
+        context: *mut Context,
+        entries: u32,
+    ) -> Result<(*mut CompChannel, *mut Cq), CallError> {
+        let table = &self.library.0;
+        // SAFETY: the context exists.
+        let channel = unsafe { (table.ibv_create_comp_channel)(context) };
+        let channel = CallError::check_pointer("ibv_create_comp_channel", channel)?;
+        self.channel = Some(channel);
+        // SAFETY: the channel, and with it the descriptor, exists.
+        set_nonblocking(unsafe { BorrowedFd::borrow_raw((*channel).fd) })?;
+        // SAFETY: context and channel exist.
+        let cq = unsafe { (table.ibv_create_cq)(context, entries as i32, std::ptr::null_mut(), channel, 0) };
+        let cq = CallError::check_pointer("ibv_create_cq", cq)?;
+        self.cq = Some(cq);
+        Ok((channel, cq))
+    }
 }
 
 impl Drop for Unfinished<'_> {

@@ -23,7 +23,10 @@ use crate::error::INTERNAL;
 use aryk_bdev::Env;
 use aryk_nvme_fabrics::discovery::{Entry, Family, Security, Subtype};
 use aryk_nvme_fabrics::nqn::{self, Nqn};
-use aryk_nvmf::{Address, ENTRIES_MAX, Limits, NewSubsystem, QUEUES_MAX, QueueLimits, Target, Transport};
+use aryk_nvmf::{
+    Address, ENTRIES_MAX, Limits, NewSubsystem, QUEUES_MAX, QueueLimits, SHARED_RECEIVES_MAX, Target,
+    Transport,
+};
 use aryk_reactor::{MoveError, Order};
 use reservations::Keeper;
 use rustix::io::Errno;
@@ -288,11 +291,11 @@ struct CreateTransport {
     /// Ignored.
     #[serde(skip_serializing)]
     num_cqe: Option<i32>,
-    /// Ignored.
-    #[serde(skip_serializing)]
+    /// RDMA: the I/O queues of all hosts share so many receives of each device, 1 to 65,535. Default: each queue has its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
     max_srq_depth: Option<u32>,
-    /// Ignored.
-    #[serde(skip_serializing)]
+    /// RDMA: each queue has its own receives, whatever `max_srq_depth` is. Default: false.
+    #[serde(skip_serializing_if = "Option::is_none")]
     no_srq: Option<bool>,
     /// Ignored.
     #[serde(skip_serializing)]
@@ -363,13 +366,18 @@ async fn create_transport(control: &Control, p: CreateTransport) -> Result<bool,
     if !(1..=QUEUES_MAX).contains(&limits.queues) {
         return Err(Error::invalid(format!("max_io_qpairs_per_ctrlr is 1 to {QUEUES_MAX}")));
     }
+    if p.max_srq_depth.is_some_and(|depth| !(1..=SHARED_RECEIVES_MAX).contains(&depth)) {
+        return Err(Error::invalid(format!("max_srq_depth is 1 to {SHARED_RECEIVES_MAX}")));
+    }
+    // SPDK's command-line client always sends `no_srq` as false.
+    let shared_receives = p.max_srq_depth.filter(|_| p.no_srq != Some(true));
     if transport == Transport::Rdma {
         named.target.prepare_rdma().await?;
     }
     let all = named.target.limits();
     named.target.set_limits(match transport {
         Transport::Tcp => Limits { tcp: limits, zero_copy: p.zcopy.unwrap_or(all.zero_copy), ..all },
-        Transport::Rdma => Limits { rdma: limits, ..all },
+        Transport::Rdma => Limits { rdma: limits, shared_receives, ..all },
     });
     named.transports.borrow_mut().insert(transport);
     object::made(control, CREATE_TRANSPORT, &CreateTransport { trtype: transport.name().into(), ..p });
@@ -398,6 +406,9 @@ struct TransportInfo {
     max_io_size: u32,
     io_unit_size: u32,
     abort_timeout_sec: u32,
+    /// RDMA: receives of a device that the I/O queues share. Absent: each queue has its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_srq_depth: Option<u32>,
 }
 
 async fn get_transports(control: &Control, p: GetTransports) -> Result<Vec<TransportInfo>, Error> {
@@ -415,6 +426,7 @@ async fn get_transports(control: &Control, p: GetTransports) -> Result<Vec<Trans
             max_io_size: 128 << 10,
             io_unit_size: 128 << 10,
             abort_timeout_sec: 1,
+            max_srq_depth: limits.shared_receives.filter(|_| transport == Transport::Rdma),
         }
     };
     let transports = named.transports.borrow();

@@ -11,6 +11,7 @@ pub(super) fn cases() -> Vec<Case> {
     vec![
         Case::new("rdma/linux", linux),
         Case::new("rdma/hostile", hostile),
+        Case::new("rdma/shared", shared),
         Case::new("rdma/daemons", daemons),
         Case::new("rdma/nvmet", nvmet),
         Case::new("rdma/direct", direct),
@@ -54,6 +55,11 @@ fn linux(site: &Site<'_>) -> Result<()> {
 /// A host that violates the protocol in all ways, beside the kernel's.
 fn hostile(site: &Site<'_>) -> Result<()> {
     run(site, &["hostile_rdma"], include_str!("rdma/hostile.sh")).map(drop)
+}
+
+/// The same with receives that all queues share, and with queues that move.
+fn shared(site: &Site<'_>) -> Result<()> {
+    run(site, &["hostile_rdma"], include_str!("rdma/shared.sh")).map(drop)
 }
 
 /// Two daemons: one shares a disk, which the other one uses under load, while either is killed and starts again.

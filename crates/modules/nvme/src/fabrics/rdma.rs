@@ -212,6 +212,7 @@ impl Wire {
         let posted = u32::from(place.entries - 1);
         let setup = Setup {
             receives: (posted, 1),
+            shared_receives: None,
             sends: (posted, 2),
             buffers: own.chain(data).collect(),
             shared,
@@ -394,7 +395,7 @@ impl Wire {
                 }
                 Kind::Send => self.queue.sent(completion.id as u16),
                 // This side makes no such requests.
-                Kind::Read | Kind::Write => None,
+                Kind::Read | Kind::Write | Kind::End => None,
             };
             if ended.is_some() {
                 return Ok(ended);
