@@ -2561,7 +2561,7 @@ type NvmfCreateTransportParams struct {
 	MaxQueueDepth *uint16 `json:"max_queue_depth,omitempty"`
 	// RDMA: the I/O queues of all hosts share so many receives of each device, 1 to 65,535. Default: each queue has its own.
 	MaxSrqDepth *uint32 `json:"max_srq_depth,omitempty"`
-	// RDMA: each queue has its own receives, whatever `max_srq_depth` is. Default: false.
+	// RDMA: each queue has its own receives, also with `max_srq_depth`. Default: false.
 	NoSrq *bool `json:"no_srq,omitempty"`
 	// Ignored.
 	NoWrBatching *bool `json:"no_wr_batching,omitempty"`

@@ -303,14 +303,19 @@ impl Wire {
     /// more of them.
     pub fn return_receives(&mut self) -> Result<bool, Lost> {
         let may_have_more = self.poll()?;
+        self.drop_completions();
+        self.endpoint().flush_receives()?;
+        Ok(may_have_more)
+    }
+
+    /// Drops the completions that were not taken, but for the shared receives among them, which are given back.
+    fn drop_completions(&mut self) {
         while let Some(&Completion { kind, id, .. }) = self.completions.get(self.taken) {
             self.taken += 1;
             self.give_back(kind, id);
         }
         self.completions.clear();
         self.taken = 0;
-        self.endpoint().flush_receives()?;
-        Ok(may_have_more)
     }
 
     /// Gives the receive back whose completion it was, if it is shared.
@@ -408,10 +413,7 @@ impl Wire {
 
 impl Drop for Wire {
     fn drop(&mut self) {
-        while let Some(&Completion { kind, id, .. }) = self.completions.get(self.taken) {
-            self.taken += 1;
-            self.give_back(kind, id);
-        }
+        self.drop_completions();
         let capsules = match std::mem::replace(&mut self.receives, Receives::Shared) {
             Receives::Own { capsules, .. } => capsules,
             Receives::Shared => Vec::new(),

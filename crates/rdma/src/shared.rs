@@ -22,8 +22,9 @@ use std::time::Duration;
 /// several threads that manage connections of a device may take the event of another.
 pub(crate) const LAST_PATIENCE: Duration = Duration::from_secs(1);
 
-/// How often the receives are posted again that such a queue pair has taken meanwhile.
+/// The interval at which the thread posts the receives again that such a queue pair has taken.
 pub(crate) const RETURN_INTERVAL: Duration = Duration::from_millis(10);
+
 /// When the other computer sends a message again for which there was no receive: after 0.32 ms, as InfiniBand encodes it. Without
 /// that, librdmacm has it wait for 655 ms.
 pub(crate) const RESEND_AFTER: u8 = 10;

@@ -4000,7 +4000,7 @@ class Methods(ABC):
             max_io_size: Ignored.
             max_queue_depth: Entries of a queue, 2 to 1,024. Default: 128.
             max_srq_depth: RDMA: the I/O queues of all hosts share so many receives of each device, 1 to 65,535. Default: each queue has its own.
-            no_srq: RDMA: each queue has its own receives, whatever `max_srq_depth` is. Default: false.
+            no_srq: RDMA: each queue has its own receives, also with `max_srq_depth`. Default: false.
             no_wr_batching: Ignored.
             num_cqe: Ignored.
             num_shared_buffers: Ignored.
@@ -9257,7 +9257,7 @@ class AsyncMethods(ABC):
             max_io_size: Ignored.
             max_queue_depth: Entries of a queue, 2 to 1,024. Default: 128.
             max_srq_depth: RDMA: the I/O queues of all hosts share so many receives of each device, 1 to 65,535. Default: each queue has its own.
-            no_srq: RDMA: each queue has its own receives, whatever `max_srq_depth` is. Default: false.
+            no_srq: RDMA: each queue has its own receives, also with `max_srq_depth`. Default: false.
             no_wr_batching: Ignored.
             num_cqe: Ignored.
             num_shared_buffers: Ignored.

@@ -190,7 +190,7 @@ struct Reserved<'a, T: Ord> {
 impl<'a, T: Ord + Clone> Reserved<'a, T> {
     /// Adds the entry; `None` if the set has it.
     fn new(set: &'a Mutex<BTreeSet<T>>, entry: T) -> Option<Self> {
-        // Not `then_some`: that would drop an entry of somebody else.
+        // Not `then_some`: a value that is not returned would remove the entry of another caller by its drop.
         lock(set).insert(entry.clone()).then(|| Self { set, entry })
     }
 }

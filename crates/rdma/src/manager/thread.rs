@@ -128,7 +128,7 @@ enum Entry {
 /// The end of a connection that shares receives.
 #[derive(Clone, Copy, Default)]
 struct Sharing {
-    /// Its owner is told.
+    /// The request was posted that reports the end to the owner.
     is_ending: bool,
     /// The device has said that it takes no more receives.
     takes_no_more: bool,
@@ -325,24 +325,17 @@ impl Thread {
 
     fn listen(&self, address: SocketAddr) -> Result<(IdKey, SocketAddr), CallError> {
         let table = &self.library.0;
-        let id = self.identifier()?;
-        let listen = || {
-            let mut raw = to_raw(address);
-            // SAFETY: the identifier exists, and the address is one of its family.
-            let bound = unsafe { (table.rdma_bind_addr)(id, (&raw mut raw).cast()) };
-            CallError::check("rdma_bind_addr", bound)?;
-            // SAFETY: the identifier exists.
-            CallError::check("rdma_listen", unsafe { (table.rdma_listen)(id, BACKLOG) })?;
-            // SAFETY: as above.
-            let port = u16::from_be(unsafe { (table.rdma_get_src_port)(id) });
-            Ok(SocketAddr::new(address.ip(), port))
-        };
-        let listening = listen();
+        let id = self.bind(address)?;
+        // SAFETY: the identifier exists.
+        let listening = unsafe { (table.rdma_listen)(id.pointer(), BACKLOG) };
+        let listening = CallError::check("rdma_listen", listening);
+        // SAFETY: as above.
+        let port = u16::from_be(unsafe { (table.rdma_get_src_port)(id.pointer()) });
         if listening.is_err() {
             // SAFETY: the identifier exists, and is not used afterwards.
-            unsafe { (table.rdma_destroy_id)(id) };
+            unsafe { (table.rdma_destroy_id)(id.pointer()) };
         }
-        listening.map(|address| (IdKey(id as usize), address))
+        listening.map(|()| (id, SocketAddr::new(address.ip(), port)))
     }
 
     /// An identifier that is bound to an address, and with it to the device that has the address.

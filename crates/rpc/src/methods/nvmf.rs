@@ -294,7 +294,7 @@ struct CreateTransport {
     /// RDMA: the I/O queues of all hosts share so many receives of each device, 1 to 65,535. Default: each queue has its own.
     #[serde(skip_serializing_if = "Option::is_none")]
     max_srq_depth: Option<u32>,
-    /// RDMA: each queue has its own receives, whatever `max_srq_depth` is. Default: false.
+    /// RDMA: each queue has its own receives, also with `max_srq_depth`. Default: false.
     #[serde(skip_serializing_if = "Option::is_none")]
     no_srq: Option<bool>,
     /// Ignored.
