@@ -41,6 +41,22 @@ await_daemon() {
 # Kibibytes of the memory of a process that is registered.
 pinned() { sed -n 's/^VmPin:[[:space:]]*\([0-9]*\).*/\1/p' /proc/$1/status; }
 
+# Runs scenes of a hostile host on a share, beside verified writes of the kernel's host with so many at a time: `attack NQN 8`.
+attack() {
+    depth=$2
+    before=$(pinned $daemon)
+    program hostile_rdma $address:4420 $1 ${3:-} >/tmp/scenes 2>&1 &
+    attack=$!
+    while kill -0 $attack 2>/dev/null; do
+        measure beside --filename=/dev/nvme0n1 --rw=randwrite --bs=4k --iodepth=$depth --size=4M --verify=crc32c
+    done
+    wait $attack || fail "$(cat /tmp/scenes)"
+    cat /tmp/scenes >&2
+    kill -0 $daemon || fail "the daemon has ended"
+    for _ in $(seq 100); do [ "$(pinned $daemon)" = "$before" ] && break; sleep 0.1; done
+    [ "$(pinned $daemon)" = "$before" ] || fail "registered before: $before KiB, afterwards: $(pinned $daemon) KiB"
+}
+
 # Connects the kernel to a share by a transport: `connect rdma`.
 connect() {
     transport=$1
