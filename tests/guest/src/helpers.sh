@@ -31,6 +31,12 @@ program() {
     LD_LIBRARY_PATH=/programs/lib "/programs/$name" "$@"
 }
 
+# Kills a program that the script has started, and waits until it has ended: until then, its sockets are still there.
+kill_and_wait() {
+    kill -9 "$1"
+    wait "$1" 2>/dev/null || true
+}
+
 # Sends a file to the host under a name.
 publish() {
     printf '\naryk-file %s\n' "$1"

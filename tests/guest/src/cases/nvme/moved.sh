@@ -33,8 +33,7 @@ grep -q HotIn /tmp/controllers && fail "$(cat /tmp/controllers)"
 echo "nv0 at $(sed -n 's/.*"traddr": *"\(.*\)".*/\1/p' /tmp/controllers | head -1)"
 
 # A restart finds it there too.
-kill -9 $daemon
-wait $daemon 2>/dev/null || true
+kill_and_wait $daemon
 start
 for _ in $(seq 100); do aryk rpc bdev_get_bdevs '{"name": "nv0n1"}' >/dev/null 2>&1 && break; sleep 0.1; done
 aryk bench nv0n1 --rw read --bs 4k --qd 8 --area 8M --requests 2k --verify >/tmp/bench 2>&1 || fail "$(cat /tmp/bench)"

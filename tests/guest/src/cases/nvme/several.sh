@@ -75,8 +75,7 @@ under interrupt
 echo "with interrupts"
 
 # A daemon that is killed: its successor gets the drive only when DMA has ended.
-kill -9 $daemon
-wait $daemon 2>/dev/null || true
+kill_and_wait $daemon
 start
 for _ in $(seq 100); do aryk rpc bdev_get_bdevs '{"name": "nv0n3"}' >/dev/null 2>&1 && break; sleep 0.1; done
 echo again $(aryk disk list --json | sed -n 's/.*"name": *"\(nv0n.\)".*/\1/p' | sort -u)

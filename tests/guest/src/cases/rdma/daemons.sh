@@ -47,15 +47,14 @@ for gone in "$(listener RDMA $address)" "$second"; do
 done
 resubmitted() { in_user aryk rpc bdev_nvme_get_controllers '{}' | sed -n 's/.*"resubmitted": \([0-9]*\).*/\1/p'; }
 for _ in 1 2 3; do
-    kill -9 $daemon
+    kill_and_wait $daemon
     sleep 1
     start
     sleep 3
 done
 echo "submitted again: $(resubmitted)" >&2
 [ "$(resubmitted)" -gt 0 ] || fail "nothing was submitted again"
-kill -9 $user
-while kill -0 $user 2>/dev/null; do sleep 0.1; done
+kill_and_wait $user
 start_user
 sleep 3
 end_load

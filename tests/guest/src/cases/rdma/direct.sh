@@ -20,7 +20,7 @@ for gone in "$(listener RDMA $address)" "$second"; do
 done
 for _ in 1 2; do
     in_flight
-    kill -9 $daemon
+    kill_and_wait $daemon
     sleep 1
     start
     sleep 3

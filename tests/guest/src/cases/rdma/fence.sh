@@ -38,7 +38,7 @@ kept() {
     ! grep -q "rkey *: a1" /tmp/report || fail "$(cat /tmp/report)"
 }
 kept
-kill -9 $daemon
+kill_and_wait $daemon
 sleep 1
 start
 kept

@@ -40,7 +40,7 @@ load=$!
 sleep 1
 
 # The host keeps its requests while the daemon is away, and while it has no listener.
-kill -9 $daemon
+kill_and_wait $daemon
 start
 sleep 3
 rpc nvmf_subsystem_remove_listener "$(listener RDMA $address)"

@@ -27,7 +27,7 @@ done) &
 load=$!
 sleep 1
 move_queues 1
-kill -9 $daemon
+kill_and_wait $daemon
 start
 sleep 3
 rpc nvmf_get_transports '{"trtype": "RDMA"}'
