@@ -3,6 +3,8 @@
 //! It is no part of the pool's state: no checkpoint or edit refers to it, and a pool without one opens. It has 512 bytes, so a
 //! disk writes it as a whole or not at all.
 
+use std::os::unix::fs::MetadataExt as _;
+use std::time::Duration;
 use uuid::Uuid;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
@@ -102,6 +104,83 @@ impl Claim {
             // It is shown to people.
             host: String::from_utf8_lossy(host).replace(char::is_control, " "),
         })
+    }
+}
+
+/// The time between events of a claim.
+#[derive(Clone, Copy, Debug)]
+pub struct ClaimPace {
+    /// Between two beats.
+    pub beat: Duration,
+    /// After the beginning of a beat, the process may use the disk for so long: several beats.
+    pub lease: Duration,
+    /// A claim that was not given back, and does not change for so long, is taken over: longer than the lease, by more than the
+    /// target of a lost connection may take for a write.
+    pub watch: Duration,
+    /// Between two looks at a claim that is watched.
+    pub look: Duration,
+    /// From the read of a claim to the end of the write that replaces it, at most, where the disk does not do both at once.
+    pub hurry: Duration,
+    /// After that write, before the claim counts: longer than `hurry`, which is what another daemon's write may take.
+    pub settle: Duration,
+}
+
+impl Default for ClaimPace {
+    fn default() -> Self {
+        Self {
+            beat: Duration::from_secs(2),
+            lease: Duration::from_secs(8),
+            watch: Duration::from_secs(32),
+            look: Duration::from_secs(1),
+            hurry: Duration::from_secs(1),
+            settle: Duration::from_secs(3),
+        }
+    }
+}
+
+/// A process that claims pools, as its claims name it.
+#[derive(Clone, Debug)]
+pub struct Holder {
+    /// Its life.
+    pub daemon: Uuid,
+    /// The boot of its host; nil if that is unknown.
+    pub boot: Uuid,
+    /// The namespace of its process ID, by its inode; 0 if that is unknown.
+    pub pid_namespace: u64,
+    /// Its process ID.
+    pub pid: u32,
+    /// The name of its host.
+    pub host: String,
+}
+
+impl Holder {
+    /// The holder that stands for this process, by what `/proc` says.
+    pub fn of_this_process() -> Self {
+        let read = |file: &str| std::fs::read_to_string(file).unwrap_or_default().trim().to_owned();
+        Self {
+            daemon: Uuid::new_v4(),
+            boot: read("/proc/sys/kernel/random/boot_id").parse().unwrap_or_default(),
+            pid_namespace: std::fs::metadata("/proc/self/ns/pid").map_or(0, |namespace| namespace.ino()),
+            pid: std::process::id(),
+            host: read("/proc/sys/kernel/hostname"),
+        }
+    }
+
+    /// Whether the process that has made the claim has ended, as far as this one can tell.
+    pub fn has_outlived(&self, claim: &Claim) -> bool {
+        let is_here = !self.boot.is_nil()
+            && self.pid_namespace != 0
+            && (claim.boot, claim.pid_namespace) == (self.boot, self.pid_namespace);
+        let pid = i32::try_from(claim.pid).ok().and_then(rustix::process::Pid::from_raw);
+        let Some(pid) = pid.filter(|_| is_here) else { return false };
+        // Another process of this ID has ended before this one began.
+        claim.pid == self.pid || rustix::process::test_kill_process(pid) == Err(rustix::io::Errno::SRCH)
+    }
+
+    /// Its claim of a pool.
+    pub fn claim(&self, pool: Uuid, beat: u64) -> Claim {
+        let Self { daemon, boot, pid_namespace, pid, ref host } = *self;
+        Claim { pool, daemon, boot, pid_namespace, pid, is_released: false, beat, host: host.clone() }
     }
 }
 

@@ -40,7 +40,7 @@ mod share;
 mod store;
 mod superblock;
 
-pub use claim::{CLAIM_BYTES, CLAIM_PLACE, Claim};
+pub use claim::{CLAIM_BYTES, CLAIM_PLACE, Claim, ClaimPace, Holder};
 pub use disk::{DiskDone, DiskOp, DiskRequest, DiskTag};
 pub use erase::Erasing;
 pub use error::{Error, Finding, Structure};

@@ -2,7 +2,7 @@
 //! in reactor context.
 //!
 //! The daemon writes its claim before it opens the pool, and again and again while the pool is open. It uses the disk only as
-//! long as the latest of these *beats* is recent: for the time of a [`Pace::lease`]. Then it submits nothing more, and aborts
+//! long as the latest of these *beats* is recent: for the time of a [`ClaimPace::lease`]. Then it submits nothing more, and aborts
 //! what the disk has. Another daemon that finds a claim watches it for as much longer as a request may still take effect, and
 //! takes it over if it does not change. A daemon that finds another one's claim in place of its own has lost the pool.
 //!
@@ -18,11 +18,10 @@ use aryk_bdev::{AsyncChannel, Bdev, Blocks, Descriptor, Env, Lba, Status};
 use aryk_dma::{Buffer, PAGE};
 use aryk_log_limit::LogLimit;
 use aryk_reactor::{Cx, Hold, Local};
-use aryk_volume_store::{CLAIM_BYTES, CLAIM_PLACE, Claim};
+use aryk_volume_store::{CLAIM_BYTES, CLAIM_PLACE, Claim, ClaimPace, Holder};
 use futures_channel::oneshot;
 use std::cell::Cell;
 use std::future::{Future, pending, poll_fn};
-use std::os::unix::fs::MetadataExt as _;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -32,77 +31,6 @@ use uuid::Uuid;
 
 /// Attempts to take a claim that others are taking too.
 const ATTEMPTS: u32 = 3;
-
-/// The time between events of a claim.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Pace {
-    /// Between two beats.
-    pub beat: Duration,
-    /// After the beginning of a beat, the daemon may use the disk for so long: several beats.
-    pub lease: Duration,
-    /// A claim that was not given back, and does not change for so long, is taken over: longer than the lease, by more than the
-    /// target of a lost connection may take for a write.
-    pub watch: Duration,
-    /// Between two looks at a claim that is watched.
-    pub look: Duration,
-    /// From the read of a claim to the end of the write that replaces it, at most, where the disk does not do both at once.
-    pub hurry: Duration,
-    /// After that write, before the claim counts: longer than `hurry`, which is what another daemon's write may take.
-    pub settle: Duration,
-}
-
-impl Default for Pace {
-    fn default() -> Self {
-        Self {
-            beat: Duration::from_secs(2),
-            lease: Duration::from_secs(8),
-            watch: Duration::from_secs(32),
-            look: Duration::from_secs(1),
-            hurry: Duration::from_secs(1),
-            settle: Duration::from_secs(3),
-        }
-    }
-}
-
-/// A daemon, as its claims name it.
-#[derive(Clone, Debug)]
-pub(crate) struct Holder {
-    pub daemon: Uuid,
-    pub boot: Uuid,
-    pub pid_namespace: u64,
-    pub pid: u32,
-    pub host: String,
-}
-
-impl Holder {
-    /// The holder that stands for this process.
-    pub fn new() -> Self {
-        let read = |file: &str| std::fs::read_to_string(file).unwrap_or_default().trim().to_owned();
-        Self {
-            daemon: Uuid::new_v4(),
-            boot: read("/proc/sys/kernel/random/boot_id").parse().unwrap_or_default(),
-            pid_namespace: std::fs::metadata("/proc/self/ns/pid").map_or(0, |namespace| namespace.ino()),
-            pid: std::process::id(),
-            host: read("/proc/sys/kernel/hostname"),
-        }
-    }
-
-    /// Whether the process that has made the claim has ended, as far as this one can tell.
-    fn has_outlived(&self, claim: &Claim) -> bool {
-        let is_here = !self.boot.is_nil()
-            && self.pid_namespace != 0
-            && (claim.boot, claim.pid_namespace) == (self.boot, self.pid_namespace);
-        let pid = i32::try_from(claim.pid).ok().and_then(rustix::process::Pid::from_raw);
-        let Some(pid) = pid.filter(|_| is_here) else { return false };
-        // Another daemon of this process ID has ended before this one began.
-        claim.pid == self.pid || rustix::process::test_kill_process(pid) == Err(rustix::io::Errno::SRCH)
-    }
-
-    fn claim(&self, pool: Uuid, beat: u64) -> Claim {
-        let Self { daemon, boot, pid_namespace, pid, ref host } = *self;
-        Claim { pool, daemon, boot, pid_namespace, pid, is_released: false, beat, host: host.clone() }
-    }
-}
 
 /// Whether a pool may use its disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -189,7 +117,7 @@ impl Block {
         local: &Local,
         old: &[u8],
         new: &[u8],
-        pace: &Pace,
+        pace: &ClaimPace,
     ) -> Result<Swap, Status> {
         if self.is_atomic {
             let mut both = Buffer::new(2 * self.bytes as usize, PAGE as usize);
@@ -263,7 +191,7 @@ struct Taker {
     block: Block,
     pool: Uuid,
     holder: Holder,
-    pace: Pace,
+    pace: ClaimPace,
 }
 
 impl Taker {
@@ -433,7 +361,7 @@ impl Held {
         base: &BaseHold,
         pool: Uuid,
         holder: &Holder,
-        pace: Pace,
+        pace: ClaimPace,
     ) -> Result<Option<Arc<Self>>, Error> {
         let disk = base.bdev();
         if !disk.device().limits().is_shared {

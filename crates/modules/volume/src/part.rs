@@ -1,13 +1,13 @@
 //! A part of a pool: a root on one reactor, which runs the engine and the store of a shard. Control context.
 
-use crate::claim::{Held, Holder, Lease, Pace, Right};
+use crate::claim::{Held, Lease, Right};
 use crate::owner::{Call, Leave, Owner, Ready, Setup, Start};
 use crate::pool::lock;
 use crate::{Error, FormatError};
 use aryk_bdev::{Access, Bdev, Descriptor, Env, Event, OpenError};
 use aryk_reactor::{Bell, CoreSet, Cx, Gone, Hold, MoveError, RootId};
 use aryk_volume::{Answer, Command, Settings, Shard, State};
-use aryk_volume_store::Store;
+use aryk_volume_store::{ClaimPace, Holder, Store};
 use futures_channel::oneshot;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -185,7 +185,7 @@ impl BaseHold {
         env: &Env,
         pool: Uuid,
         holder: &Holder,
-        pace: Pace,
+        pace: ClaimPace,
     ) -> Result<(), Error> {
         self.claim = Held::take(env, self, pool, holder, pace).await?;
         Ok(())

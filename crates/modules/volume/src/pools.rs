@@ -1,6 +1,5 @@
 //! All pools of a process. Control context.
 
-use crate::claim::{Holder, Pace};
 use crate::device::VolumeDisk;
 use crate::owner::{Ready, Start};
 use crate::part::{BaseHold, Starting};
@@ -12,8 +11,8 @@ use aryk_dma::{Buffer, PAGE};
 use aryk_reactor::Local;
 use aryk_volume::{Settings, Shard};
 use aryk_volume_store::{
-    Base, Erasing, Expected, Formatting, Invalid, Looking, Opening, Options, Position, SEGMENT_BYTES,
-    SUPERBLOCK_BYTES, SUPERBLOCK_PLACES, Superblock, share_bytes,
+    Base, ClaimPace, Erasing, Expected, Formatting, Holder, Invalid, Looking, Opening, Options, Position,
+    SEGMENT_BYTES, SUPERBLOCK_BYTES, SUPERBLOCK_PLACES, Superblock, share_bytes,
 };
 use futures_channel::oneshot;
 use std::collections::BTreeSet;
@@ -166,7 +165,7 @@ pub struct Pools {
     being_opened: Mutex<BTreeSet<Uuid>>,
     /// The identity and the times with which this daemon claims pools that other hosts reach.
     pub(crate) holder: Holder,
-    pub(crate) pace: Pace,
+    pub(crate) pace: ClaimPace,
 }
 
 impl Default for Pools {
@@ -175,8 +174,8 @@ impl Default for Pools {
             open: Mutex::default(),
             reserved: Mutex::default(),
             being_opened: Mutex::default(),
-            holder: Holder::new(),
-            pace: Pace::default(),
+            holder: Holder::of_this_process(),
+            pace: ClaimPace::default(),
         }
     }
 }

@@ -1,11 +1,10 @@
 //! Two daemons that reach the disk of one pool, as on two hosts.
 
 use super::*;
-use crate::claim::{Holder, Pace};
 use aryk_bdev::{Channel, Completion, Device, Geometry, Io, Io as Request, Limits, OpSet, OpenError, Tag};
 use aryk_dma::Mapping;
 use aryk_reactor::{Cx, RootId};
-use aryk_volume_store::{CLAIM_BYTES, CLAIM_PLACE, Claim};
+use aryk_volume_store::{CLAIM_BYTES, CLAIM_PLACE, Claim, ClaimPace, Holder};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -110,7 +109,7 @@ impl Channel for SharedChannel {
 }
 
 /// Intervals that a test can wait for, also beside other tests.
-const PACE: Pace = Pace {
+const PACE: ClaimPace = ClaimPace {
     beat: Duration::from_millis(50),
     lease: Duration::from_secs(2),
     watch: Duration::from_millis(4500),
@@ -155,7 +154,11 @@ impl Hosts {
 
     /// A daemon on a host of its own.
     fn daemon(number: u128) -> Pools {
-        let holder = Holder { boot: Uuid::from_u128(number), host: format!("host{number}"), ..Holder::new() };
+        let holder = Holder {
+            boot: Uuid::from_u128(number),
+            host: format!("host{number}"),
+            ..Holder::of_this_process()
+        };
         let mut pools = Pools::default();
         (pools.holder, pools.pace) = (holder, PACE);
         pools
