@@ -16,7 +16,9 @@ use std::fmt::Display;
 use std::path::Path;
 use uuid::Uuid;
 
+mod claim;
 mod disk;
+mod progress;
 mod rebuild;
 
 /// What an index was rebuilt from: the first knows most.
@@ -39,7 +41,7 @@ pub struct Options {
 /// Checks the pool on the disk at `path`. Returns its name, and a report as that of `aryk_pool_check`.
 pub fn check(path: &Path, options: Options) -> Result<(String, Value), Error> {
     let failed = |why: &dyn Display| Error::File(format!("{}: {why}", path.display()));
-    let mut disk = Disk::open(path, options.repairs)?;
+    let mut disk = Disk::open(path, options)?;
     let count = disk.shards();
     if count == 1 {
         return Ok(check_shard(&mut disk, options, None, &failed)?.end());
@@ -285,7 +287,9 @@ impl Running<'_> {
         self.pool.command(Tag(0), Command::Check { data: options.reads_data, repair: options.repairs });
         let checked = self.go_on(Pool::next_command_reply)?;
         // What the check has changed becomes durable.
-        while options.repairs && (self.pool.turn() | self.exchange()) {}
+        while options.repairs && (self.pool.turn() | self.exchange()) {
+            self.disk.renew_claim()?;
+        }
         match checked.result.map_err(|error| failed(&error))? {
             Answer::Check(report) => Ok(report),
             other => unreachable!("a check answers with a report, not {other:?}"),
@@ -295,6 +299,7 @@ impl Running<'_> {
     /// Lets the pool work until `look` finds something.
     fn go_on<T>(&mut self, mut look: impl FnMut(&mut Pool) -> Option<T>) -> Result<T, Error> {
         loop {
+            self.disk.renew_claim()?;
             let has_more = self.pool.turn();
             let has_done = self.exchange();
             if let Some(found) = look(&mut self.pool) {

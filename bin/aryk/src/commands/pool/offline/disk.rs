@@ -1,11 +1,13 @@
 //! The base of a pool that no daemon has open: a file or a block device. Either nothing of it changes, and writes stay in memory,
-//! or it is locked as a daemon locks it.
+//! or it is locked and claimed as a daemon does that.
 
+use super::Options;
+use super::claim::{ClaimError, Held};
 use crate::error::Error;
 use aryk_volume::{Shard, StoreError, UNIT};
 use aryk_volume_store::{
-    Base, DiskDone, DiskOp, DiskRequest, SUPERBLOCK_BYTES, SUPERBLOCK_PLACES, Superblock, share_bytes,
-    share_places,
+    Base, ClaimPace, DiskDone, DiskOp, DiskRequest, SUPERBLOCK_BYTES, SUPERBLOCK_PLACES, Superblock,
+    share_bytes, share_places,
 };
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
@@ -13,7 +15,7 @@ use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Bytes of what the engine may write to memory, at most. It writes little: its index, and what it finds at the end of the log.
 const WRITTEN_MAX: usize = 1 << 30;
@@ -30,6 +32,9 @@ const RESIZES: libc::off_t = 3;
 
 /// The disk.
 pub struct Disk {
+    path: PathBuf,
+    /// The claim of its pool, if other hosts reach the pool and it is being repaired.
+    claim: Option<Held>,
     file: File,
     /// Bytes of the file.
     bytes: u64,
@@ -40,22 +45,38 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Opens the disk at `path`, which changes only if it `is_writable`.
-    pub fn open(path: &Path, is_writable: bool) -> Result<Self, Error> {
+    /// Opens the disk at `path`, which changes only for a repair. This may take a while if other hosts reach the disk.
+    ///
+    /// # Errors
+    /// [`Error::File`]: it cannot be opened, or a daemon has it open.
+    pub fn open(path: &Path, options: Options) -> Result<Self, Error> {
+        let is_writable = options.repairs;
         let failed = |why: String| Error::File(format!("{}: {why}", path.display()));
-        let mut options = OpenOptions::new();
-        options.read(true).write(is_writable);
+        let mut how = OpenOptions::new();
+        how.read(true).write(is_writable);
         if is_writable && path.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device()) {
             // The kernel refuses a device that is mounted, or that a daemon has open.
-            options.custom_flags(libc::O_EXCL);
+            how.custom_flags(libc::O_EXCL);
         }
-        let mut file = options.open(path).map_err(|error| failed(format!("cannot be opened: {error}")))?;
+        let mut file = how.open(path).map_err(|error| failed(format!("cannot be opened: {error}")))?;
         if is_held(&file, USED + WRITES)? || (is_writable && !try_lock(&file)?) {
             let why = "a daemon has it open: check the pool there, without --offline";
             return Err(failed(why.to_owned()));
         }
         let bytes = file.seek(SeekFrom::End(0))?;
-        Ok(Self { file, bytes, shard: Shard::ALL, written: (!is_writable).then(HashMap::new) })
+        let claim = Held::take(path, ClaimPace::default(), is_writable, options.is_json)
+            .map_err(|error| failed(error.to_string()))?;
+        let written = (!is_writable).then(HashMap::new);
+        Ok(Self { path: path.to_owned(), claim, file, bytes, shard: Shard::ALL, written })
+    }
+
+    /// Renews the claim of the pool if it is time to. To be called again and again.
+    ///
+    /// # Errors
+    /// [`Error::File`]: another process has the pool now.
+    pub fn renew_claim(&mut self) -> Result<(), Error> {
+        let renewed = self.claim.as_mut().map_or(Ok(()), Held::renew);
+        renewed.map_err(|error: ClaimError| Error::File(format!("{}: {error}", self.path.display())))
     }
 
     /// The number of shards of the pool, as far as a superblock says it.

@@ -1,19 +1,14 @@
 //! The rebuild of a pool whose manifest or index is lost, over its base and a temporary file for what is not complete.
 
 use super::disk::Disk;
+use super::progress::Shown;
 use crate::error::Error;
 use aryk_dma::Buffer;
-use aryk_volume::{Done, OpId, Progress, Rebuild, RebuildReport, StoreOp, UNIT};
+use aryk_volume::{Done, OpId, Rebuild, RebuildReport, StoreOp, UNIT};
 use aryk_volume_store::Store;
-use indicatif::{ProgressBar, ProgressStyle};
-use serde_json::json;
 use std::fs::{File, OpenOptions};
-use std::io::{self, IsTerminal};
+use std::io;
 use std::os::unix::fs::FileExt;
-use std::time::{Duration, Instant};
-
-/// Time between two lines of progress where there is no terminal.
-const INTERVAL: Duration = Duration::from_secs(5);
 
 /// Rebuilds the pool, or looks at what would be rebuilt. `failed` describes an error.
 pub fn run(
@@ -29,6 +24,7 @@ pub fn run(
     let mut rebuild = Rebuild::new(facts, store.pool().into_bytes(), copy, is_writing);
     let mut shown = Shown::new(is_json);
     loop {
+        disk.renew_claim()?;
         let has_more = rebuild.turn();
         let mut has_done = false;
         while let Some((id, op)) = rebuild.next_op() {
@@ -97,49 +93,5 @@ impl Others {
             op => return Err(op),
         };
         Ok(Done { id, data, result })
-    }
-}
-
-#[expect(clippy::disallowed_methods, reason = "a command line may read the clock")]
-fn now() -> Instant {
-    Instant::now()
-}
-
-/// The progress that is shown: a bar on a terminal, lines elsewhere.
-struct Shown {
-    bar: Option<ProgressBar>,
-    is_json: bool,
-    last: Instant,
-}
-
-impl Shown {
-    fn new(is_json: bool) -> Self {
-        let bar = (io::stderr().is_terminal() && !is_json).then(|| {
-            let style = ProgressStyle::with_template("{bar:40} {percent:>3}%  {msg}");
-            ProgressBar::new(1).with_style(style.expect("the template is valid"))
-        });
-        Self { bar, is_json, last: now() }
-    }
-
-    fn show(&mut self, progress: Progress) {
-        let Progress { what, done, all } = progress;
-        if let Some(bar) = &self.bar {
-            bar.set_length(all.max(1));
-            bar.set_position(done);
-            bar.set_message(what);
-        } else if self.last.elapsed() >= INTERVAL {
-            self.last = now();
-            if self.is_json {
-                eprintln!("{}", json!({"progress": {"what": what, "done": done, "all": all}}));
-            } else {
-                eprintln!("{what}: {done} of {all}");
-            }
-        }
-    }
-
-    fn end(self) {
-        if let Some(bar) = self.bar {
-            bar.finish_and_clear();
-        }
     }
 }
