@@ -12,10 +12,11 @@ use crate::pool::Pool;
 use crate::{BLOCK, BLOCK_UNITS, BlobId, PARTITIONS, StoreError, StoreOp, UNIT};
 use aryk_dma::Buffer;
 use aryk_volume_index::{
-    Input, LevelId, Memtable, Merge, Owned, PAGE_UNITS, PageBytes, PageRead, Place, Run, RunId, Step,
+    Input, Level, LevelId, Memtable, Merge, Owned, PAGE_UNITS, PageBytes, PageRead, Place, Run, RunId, Step,
     TimelineId, policy,
 };
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// Entries that a job merges in one turn.
 const ENTRIES_PER_TURN: usize = 4096;
@@ -162,6 +163,8 @@ pub(crate) struct Jobs {
     damaged: [bool; PARTITIONS],
     /// Memtables that are used again.
     tables: Vec<Memtable>,
+    /// Whether the latest look has found no merge that is due, and nothing has changed since.
+    is_settled: bool,
     /// Whether entries were flushed or moved since merges were forced.
     pub(crate) can_force: bool,
     /// Whether index blobs have changed since the latest look for sparse ones.
@@ -197,6 +200,12 @@ impl Jobs {
     }
 }
 
+/// The levels of a partition that are to be merged by their sizes.
+fn due_levels(levels: &[Level]) -> Option<Range<usize>> {
+    let entries: Vec<_> = levels.iter().map(Level::entries).collect();
+    policy::choose(&entries, OLDEST_SHARE)
+}
+
 impl Pool {
     /// Has flushes and merges go on where the blobs of the index end that have the most room: each opening would use two more
     /// otherwise, which a full pool does not have.
@@ -228,13 +237,13 @@ impl Pool {
         }
     }
 
-    /// Does a bounded piece of the jobs. Returns whether there is more to do without input.
-    pub(crate) fn step_jobs(&mut self) -> bool {
+    /// Does a bounded piece of the jobs; `is_short` is [`Pool::is_short`]. Returns whether there is more to do without input.
+    pub(crate) fn step_jobs(&mut self, is_short: bool) -> bool {
         if self.jobs.jobs[FLUSH].is_none() {
-            self.begin_flush();
+            self.begin_flush(is_short);
         }
         if self.jobs.jobs[MERGE].is_none() {
-            self.begin_merge();
+            self.begin_merge(is_short);
         }
         let mut has_work = false;
         for number in [FLUSH, MERGE] {
@@ -246,7 +255,7 @@ impl Pool {
     }
 
     /// Freezes the memtables, if there is enough in them.
-    fn begin_flush(&mut self) {
+    fn begin_flush(&mut self, is_short: bool) {
         let jobs = &self.jobs;
         let bytes_due = self.settings.flush_bytes.min(self.pressure.start());
         let entries = jobs.fresh_entries - jobs.frozen_entries;
@@ -254,9 +263,9 @@ impl Pool {
             self.log.written_bytes - jobs.frozen_bytes >= bytes_due || entries >= self.settings.flush_entries;
         // The cleaner adds entries, too: there is a limit to those in memory.
         let may_wait = entries < 2 * self.settings.flush_entries;
-        let is_due = is_large && !(may_wait && self.is_behind())
+        let is_due = is_large && !(may_wait && !is_short && self.is_behind())
             || jobs.is_flush_wanted
-            || self.is_short() && self.can_flush_free();
+            || is_short && self.can_flush_free();
         if !is_due {
             return;
         }
@@ -294,17 +303,14 @@ impl Pool {
         self.jobs.jobs[FLUSH] = Some(Job::new(Purpose::Flush(Box::new(flush)), begun));
     }
 
-    /// Whether merges are so far behind that no more levels are to be added. Then the backlog grows, and with it the price of
-    /// writes.
+    /// Whether merges are so far behind that no more levels are to be added, unless free blobs are short. Then the backlog grows,
+    /// and with it the price of writes.
     fn is_behind(&self) -> bool {
         let is_behind = |number: usize| {
             let levels = self.partitions[number].index.levels();
-            let entries = || levels.iter().map(aryk_volume_index::Level::entries).collect::<Vec<_>>();
-            levels.len() >= LEVELS_MAX
-                && !self.jobs.damaged[number]
-                && policy::choose(&entries(), OLDEST_SHARE).is_some()
+            levels.len() >= LEVELS_MAX && !self.jobs.damaged[number] && due_levels(levels).is_some()
         };
-        (0..PARTITIONS).any(is_behind) && !self.is_short()
+        (0..PARTITIONS).any(is_behind)
     }
 
     /// Whether a flush may lead to free blobs: emptied ones wait for it, the log's tail is long, or changes wait for space: which
@@ -321,24 +327,33 @@ impl Pool {
     pub(crate) fn debt_bytes(&self) -> u64 {
         let of = |partition: &crate::partition::Partition| -> u64 {
             let levels = partition.index.levels();
-            let entries: Vec<_> = levels.iter().map(aryk_volume_index::Level::entries).collect();
-            let due = policy::choose(&entries, OLDEST_SHARE).unwrap_or(0..0);
+            let due = due_levels(levels).unwrap_or(0..0);
             levels[due].iter().map(aryk_volume_index::Level::pages).sum()
         };
         self.partitions.iter().map(of).sum::<u64>() * u64::from(BLOCK)
     }
 
-    /// Starts a merge of levels, if one is due.
-    fn begin_merge(&mut self) {
+    /// The partition and levels of a merge that is due.
+    fn due_merge(&mut self) -> Option<(usize, Range<usize>)> {
+        if self.jobs.is_settled && !self.jobs.is_stale() {
+            return None;
+        }
         let due = (0..PARTITIONS).filter(|&number| !self.jobs.damaged[number]).find_map(|number| {
             let levels = self.partitions[number].index.levels();
-            let entries: Vec<_> = levels.iter().map(aryk_volume_index::Level::entries).collect();
-            let all = (self.jobs.stale[number] && !entries.is_empty()).then_some(0..entries.len());
-            all.or_else(|| policy::choose(&entries, OLDEST_SHARE)).map(|range| (number, range))
+            let all = (self.jobs.stale[number] && !levels.is_empty()).then_some(0..levels.len());
+            all.or_else(|| due_levels(levels)).map(|range| (number, range))
         });
-        let Some((number, range)) = due else {
+        if due.is_none() {
             self.jobs.stale = [false; PARTITIONS];
-            self.force_merges();
+            self.jobs.is_settled = true;
+        }
+        due
+    }
+
+    /// Starts a merge of levels, if one is due.
+    fn begin_merge(&mut self, is_short: bool) {
+        let Some((number, range)) = self.due_merge() else {
+            self.force_merges(is_short);
             return;
         };
         let index = &self.partitions[number].index;
@@ -371,10 +386,11 @@ impl Pool {
 
     /// Has levels merged although their sizes do not ask for it: where emptied blobs or changes wait for that, or blobs with runs
     /// are sparse. What newer levels have replaced counts as alive until it is merged with them.
-    fn force_merges(&mut self) {
-        let has_waiting = self.is_worth_merging() || !self.ring.is_empty();
-        let is_waiting = self.is_short() && self.cleaner.is_idle() && has_waiting;
-        if is_waiting && self.jobs.jobs[FLUSH].is_none() && std::mem::take(&mut self.jobs.can_force) {
+    fn force_merges(&mut self, is_short: bool) {
+        let may_help = is_short && self.cleaner.is_idle() && self.jobs.jobs[FLUSH].is_none();
+        let is_waited_for = || self.is_worth_merging() || !self.ring.is_empty();
+        if may_help && self.jobs.can_force && is_waited_for() {
+            self.jobs.can_force = false;
             self.merge_all_levels();
             return;
         }
@@ -606,6 +622,7 @@ impl Pool {
 
     /// All is written: the edits of a job.
     fn end_job(&mut self, mut job: Job) {
+        self.jobs.is_settled = false;
         self.cleaner.is_due = true;
         self.jobs.is_index_due = true;
         self.jobs.can_force |= matches!(job.purpose, Purpose::Flush(_));

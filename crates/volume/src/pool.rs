@@ -376,7 +376,8 @@ impl Pool {
             self.cleaner.is_due |= is_short && !self.cleaner.was_short;
             self.cleaner.was_short = is_short;
             let was_cleaning = !self.cleaner.is_idle();
-            has_work = self.step_jobs() | self.step_cleaner() | self.step_compactor() | self.step_tasks();
+            has_work =
+                self.step_jobs(is_short) | self.step_cleaner() | self.step_compactor() | self.step_tasks();
             has_work |= self.step_reserves() | self.step_scrub() | has_waiting;
             // Jobs that free blobs begin when the cleaner has come to rest: a turn of its own, which nothing else brings.
             has_work |= was_cleaning && self.cleaner.is_idle();

@@ -134,7 +134,7 @@ impl Rebuild {
     /// Lets flushes and merges go on.
     fn step_pool(&mut self) -> bool {
         let Some(pool) = &mut self.pool else { return false };
-        let has_work = pool.step_jobs();
+        let has_work = pool.step_jobs(false);
         pool.keeper.collect();
         pool.hand_out_edits() | has_work
     }
