@@ -4,6 +4,7 @@
 //! merge replaces neighbouring levels by one. So the order of sources by age never changes, and of two entries with the same key
 //! the one of the newer source is right.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use crate::cache::PageCache;
@@ -11,6 +12,9 @@ use crate::key::{Commit, Key, Value};
 use crate::lookup::{BATCH, NeedPages, Position, Query, Slots, look_in_levels};
 use crate::memtable::Memtable;
 use crate::run::Run;
+
+/// A look into another level takes about three times as long as a merge for an entry; but a merge also writes.
+const LOOKS_PER_ENTRY: u64 = 4;
 
 /// The name of a level in memory, from the index's counter.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -120,6 +124,10 @@ pub struct Index {
     /// For each frozen memtable and then for each level: the newest commit of this source and of all older ones.
     remaining: Vec<Commit>,
     levels_made: u64,
+    /// Entries of all levels.
+    entries: u64,
+    /// How often lookups have looked into another level than the first one since the levels changed.
+    extra_looks: Cell<u64>,
 }
 
 impl Index {
@@ -132,19 +140,32 @@ impl Index {
         levels: impl IntoIterator<Item = Vec<Run>>,
         cache: &mut PageCache,
     ) -> Self {
-        let mut index =
-            Self { memtable, frozen: Vec::new(), levels: Vec::new(), remaining: Vec::new(), levels_made: 0 };
+        let mut index = Self {
+            memtable,
+            frozen: Vec::new(),
+            levels: Vec::new(),
+            remaining: Vec::new(),
+            levels_made: 0,
+            entries: 0,
+            extra_looks: Cell::new(0),
+        };
         for runs in levels {
             let level = Level::new(index.new_level(), runs, cache);
             index.levels.extend(level);
         }
-        index.update_remaining();
+        index.levels_changed();
         index
     }
 
     fn new_level(&mut self) -> LevelId {
         self.levels_made += 1;
         LevelId(self.levels_made)
+    }
+
+    fn levels_changed(&mut self) {
+        self.entries = self.levels.iter().fold(0, |sum, level| sum.wrapping_add(level.entries));
+        self.extra_looks.set(0);
+        self.update_remaining();
     }
 
     fn update_remaining(&mut self) {
@@ -201,7 +222,7 @@ impl Index {
             self.levels.insert(0, level);
         }
         let flushed = self.frozen.split_off(newer);
-        self.update_remaining();
+        self.levels_changed();
         flushed
     }
 
@@ -221,7 +242,7 @@ impl Index {
         assert!(is_same, "neighbouring levels");
         let output = Level::new(self.new_level(), runs, cache);
         let old: Vec<_> = self.levels.splice(inputs, output).flat_map(|level| level.runs).collect();
-        self.update_remaining();
+        self.levels_changed();
         old.into_iter()
             .map(|old| {
                 cache.close(old.table);
@@ -236,6 +257,12 @@ impl Index {
         let others = self.levels.iter().filter(|level| !levels.contains(&level.id)).map(|level| level.oldest);
         let frozen = self.frozen.iter().map(|table| table.commits().0);
         frozen.chain(others).fold(self.memtable.commits().0, Commit::min)
+    }
+
+    /// Whether lookups have looked into further levels [`LOOKS_PER_ENTRY`] times for each entry that a merge of all levels would
+    /// write, since the levels changed.
+    pub fn is_merge_paid(&self) -> bool {
+        self.extra_looks.get() > self.entries.saturating_mul(LOOKS_PER_ENTRY)
     }
 
     /// Looks up the slots of a query.
@@ -256,12 +283,14 @@ impl Index {
             }
             table.lookup(query, slots);
         }
+        let mut looks = 0;
         for (levels, remaining) in self.levels.chunks(BATCH).zip(of_levels.iter().step_by(BATCH)) {
             if slots.are_newer_than(*remaining) {
                 break;
             }
-            look_in_levels(levels, cache, query, slots, &mut needed);
+            looks += look_in_levels(levels, cache, query, slots, &mut needed);
         }
+        self.extra_looks.set(self.extra_looks.get() + looks.saturating_sub(1) as u64);
         if needed.pages().is_empty() { Ok(()) } else { Err(needed) }
     }
 }

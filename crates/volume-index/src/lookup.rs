@@ -203,7 +203,8 @@ struct Probe<'a> {
     place: usize,
 }
 
-/// Adds what up to [`BATCH`] levels, newest first, know to the answer of a query. Notes pages that are missing.
+/// Adds what up to [`BATCH`] levels, newest first, know to the answer of a query. Notes pages that are missing. Returns the
+/// number of levels in which it has looked at a leaf page.
 ///
 /// A page of a large index is in none of the processor's caches: each first access to one of its lines takes as long as hundreds
 /// of instructions. So each step is done for all levels before the next one, and the processor waits for their lines at the same
@@ -214,7 +215,7 @@ pub(crate) fn look_in_levels(
     query: &Query,
     slots: &mut Slots,
     needed: &mut NeedPages,
-) {
+) -> usize {
     let (group, key) = (query.group(), query.key(query.first));
     let mut probes = [const { None }; BATCH];
     let mut count = 0;
@@ -243,6 +244,7 @@ pub(crate) fn look_in_levels(
         // A missing page is noted. Those of the other levels are wanted too, so that the caller reads all at the same time.
         let _ = look_from(probe, cache, query, slots, needed);
     }
+    count
 }
 
 /// Adds what a level knows from its probe on.

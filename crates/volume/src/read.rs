@@ -157,6 +157,9 @@ impl Pool {
             if let Err(need) = index.lookup(&self.cache, &query, &mut self.slots) {
                 return Err(self.want_pages(&need, waiter));
             }
+            if index.is_merge_paid() {
+                self.jobs.stale[wanted.partition] = true;
+            }
             let mut is_open = false;
             for (at, found) in self.found.iter_mut().enumerate().filter(|(_, found)| **found == Found::Open) {
                 match self.slots.get(Slot::block(wanted.first() + at as u16)).map(|version| version.value) {

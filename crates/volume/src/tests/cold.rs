@@ -80,3 +80,28 @@ fn dense_frames_have_their_checksums_in_front_of_the_data() {
     assert!((4096..=5120).contains(&header), "{header} bytes of header");
     assert_eq!(cost_of_block(&mut rig, volume, 0), Cost { ops: 1, index: 0, data: PAGE });
 }
+
+#[test]
+fn reads_pay_for_a_merge_of_the_levels_that_writes_leave() {
+    let mut rig = Rig::new(5);
+    let volume = rig.create("a", RANGE, Origin::Empty);
+    rig.write(volume, 0, &pattern(1, RANGE));
+    merge_all(&mut rig);
+    (0..100).for_each(|at| rig.write(volume, at * 80, &pattern(at, 8)));
+    flush_levels(&mut rig);
+    let levels = |rig: &Rig| rig.pool.partitions.iter().map(|partition| partition.index.levels().len()).max();
+    assert_eq!(levels(&rig), Some(2));
+    let all = rig.pool.stats().index_entries;
+    let mut reads = 0;
+    while levels(&rig) == Some(2) {
+        assert_eq!(rig.read(volume, reads * 8 % RANGE, 8).len(), 4096);
+        rig.settle();
+        reads += 1;
+    }
+    assert!((4 * all..4 * all + 10).contains(&reads), "{reads} reads for {all} entries");
+    assert_eq!(rig.pool.stats().index_entries, 1024);
+    let written = rig.pool.stats().index_write_bytes;
+    (0..reads).for_each(|at| drop(rig.read(volume, at * 8 % RANGE, 8)));
+    rig.settle();
+    assert_eq!(rig.pool.stats().index_write_bytes, written, "one level has nothing to merge");
+}
