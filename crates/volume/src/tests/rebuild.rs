@@ -297,7 +297,7 @@ fn damage_headers(rig: &mut Rig, of: u32) -> usize {
 #[test]
 fn damaged_headers_are_told() {
     let (mut damaged, mut different) = (0, 0);
-    for seed in 0..6 {
+    for seed in 0..12 {
         let mut world = world(seed, 1200, false);
         end(&mut world, false);
         if !damage_index(&mut world.rig) {
