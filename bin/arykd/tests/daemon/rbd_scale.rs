@@ -17,6 +17,10 @@ const ANSWERED: Duration = Duration::from_secs(2);
 /// The same for a call or a read beside work that is not on this reactor and not in this call's way.
 const SOON: Duration = Duration::from_millis(500);
 
+/// A turn of a reactor that waits for nothing takes less than this beside other tests, and one that waits for an image 50 ms. Turns of
+/// a tenth of it are usual, but memory that the hypervisor had taken back comes slowly.
+const TURN_MAX: Duration = Duration::from_millis(3);
+
 /// The call that creates a disk in an image of the substitute.
 fn create(name: &str, image: &str) -> Value {
     let params = json!({"name": name, "pool_name": "vms", "rbd_name": image, "block_size": 4096});
@@ -78,7 +82,7 @@ fn three_hundred_images_open_at_once() {
     let is_undisturbed = (0..4).any(|_| {
         let (answered, turn, displaced) = open_three_hundred();
         println!("the slowest reply took {answered:?}; the longest turn {turn:?}, of which displaced up to {displaced:?}");
-        answered < SOON && turn.saturating_sub(displaced) <= Duration::from_millis(1)
+        answered < SOON && turn.saturating_sub(displaced) <= TURN_MAX
     });
     assert!(is_undisturbed, "openings delay calls or the reactor");
 }
