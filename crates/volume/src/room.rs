@@ -30,9 +30,6 @@ pub(crate) const DEAD_SHARE_MIN: u32 = 16;
 /// Blobs beside those of live data that are not too many, however little is alive: of the log, of the index, and dead ones.
 const OTHERS_MIN: usize = 16;
 
-/// Of so many blobs beside those of live data, one is for the log while emptied ones become free, at most.
-const LEAD_SHARE: usize = 3;
-
 /// Of so many live units, one may be dead before counting them is worth merges.
 const UNCOUNTED_SHARE: i64 = 8;
 
@@ -41,18 +38,16 @@ const UNCOUNTED_SHARE: i64 = 8;
 struct Room {
     blobs: usize,
     margin: usize,
-    /// What is little of the margin.
-    least: usize,
 }
 
 impl Room {
-    /// `lead`: blobs that the log takes until what was emptied is free.
-    fn new(blobs: usize, margin: usize, lead: usize) -> Self {
-        Self { blobs, margin: margin + lead, least: (margin / 4).max(1) + lead }
+    /// What is little of the margin.
+    fn least(&self) -> usize {
+        (self.margin / 4).max(1)
     }
 
     fn is_short(&self) -> bool {
-        self.blobs <= self.least
+        self.blobs <= self.least()
     }
 }
 
@@ -100,12 +95,9 @@ impl Pool {
         let live = (live / i64::from(self.facts.blob_units)) as usize;
         let others = (live * self.settings.space_amplification_max as usize / 100).saturating_sub(live);
         let others = others.max(OTHERS_MIN);
-        // The log waits for no limit of what is dead, but for that of the backlog.
-        let backlog = self.settings.unflushed_bytes_max / self.facts.blob_bytes();
-        let lead = (backlog as usize).min(others / LEAD_SHARE);
         [
-            Room::new(self.keeper.free().saturating_sub(self.reserve()), self.margin(), 0),
-            Room::new((live + others).saturating_sub(blobs.len()), others / 8, lead),
+            Room { blobs: self.keeper.free().saturating_sub(self.reserve()), margin: self.margin() },
+            Room { blobs: (live + others).saturating_sub(blobs.len()), margin: others / 8 },
         ]
     }
 
@@ -123,7 +115,7 @@ impl Pool {
     /// Whether merges of all levels are worth it: for emptied blobs, or to know how much is dead.
     pub(crate) fn is_worth_merging(&self) -> bool {
         let (done, rooms) = (self.cleaner.done.len(), self.rooms());
-        rooms.iter().any(|room| room.is_short() && done >= room.least)
+        rooms.iter().any(|room| room.is_short() && done >= room.least())
             || rooms[1].is_short()
                 && self.uncounted_units() > self.keeper.manifest.blobs.data_live() / UNCOUNTED_SHARE
     }
