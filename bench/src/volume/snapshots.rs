@@ -116,8 +116,8 @@ impl PerRequest {
     }
 }
 
-/// Reads at once, and after the pool has had time to merge its index. Returns the pages of the index that were looked at first, and
-/// what reads took then.
+/// Reads at once, and after the pool has had time to merge its index. Returns the pages of the index for each request at first,
+/// and what reads took later.
 fn reads(settings: &Settings, pool: &mut Pool) -> Result<(f64, PerRequest)> {
     let mut reads = FrontEnd::connect(&pool.back_end.socket, 1, Workload::random(0, 4 << 10, 32))?;
     reads.closed(settings.warm_up)?;

@@ -17,8 +17,8 @@ const ANSWERED: Duration = Duration::from_secs(2);
 /// The same for a call or a read beside work that is not on this reactor and not in this call's way.
 const SOON: Duration = Duration::from_millis(500);
 
-/// A turn of a reactor that waits for nothing takes less than this beside other tests, and one that waits for an image 50 ms. Turns of
-/// a tenth of it are usual, but memory that the hypervisor had taken back comes slowly.
+/// A turn of a reactor that waits for nothing takes less than this beside other tests, and one that waits for an image 50 ms. A
+/// tenth of it is usual, but memory that the hypervisor had taken back comes slowly.
 const TURN_MAX: Duration = Duration::from_millis(3);
 
 /// The call that creates a disk in an image of the substitute.

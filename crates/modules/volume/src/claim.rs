@@ -2,9 +2,9 @@
 //! in reactor context.
 //!
 //! The daemon writes its claim before it opens the pool, and again and again while the pool is open. It uses the disk only as
-//! long as the latest of these *beats* is recent: for the time of a [`ClaimPace::lease`]. Then it submits nothing more, and aborts
-//! what the disk has. Another daemon that finds a claim watches it for as much longer as a request may still take effect, and
-//! takes it over if it does not change. A daemon that finds another one's claim in place of its own has lost the pool.
+//! long as the latest of these *beats* is recent: for the time of a [`ClaimPace::lease`]. Then it submits nothing more, and
+//! aborts what the disk has. Another daemon that finds a claim watches it for as much longer as a request may still take effect,
+//! and takes it over if it does not change. A daemon that finds another one's claim in place of its own has lost the pool.
 //!
 //! Two daemons may take the same claim at the same time. A disk that compares and writes at once lets one of them succeed. On
 //! another disk, each reads the claim, writes its own one, waits, and reads again: the last one that has written keeps it.

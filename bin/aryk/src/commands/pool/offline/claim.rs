@@ -94,8 +94,8 @@ pub struct Held {
 }
 
 impl Held {
-    /// Makes sure that no daemon has the pool on the disk at `path`, and takes its claim for a repair. `None` for a check, and for a
-    /// pool without a claim.
+    /// Makes sure that no daemon has the pool on the disk at `path`, and takes its claim for a repair. `None` for a check, and
+    /// for a pool without a claim.
     pub fn take(
         path: &Path,
         pace: ClaimPace,
@@ -168,8 +168,8 @@ impl Drop for Held {
     }
 }
 
-/// Watches the claim of another process for so long, by a look from time to time. Returns it when it is given back, or if it did not
-/// change.
+/// Watches the claim of another process for so long, by a look from time to time. Returns it when it is given back, or if it did
+/// not change.
 fn watch(
     block: &mut Block,
     seen: Claim,
