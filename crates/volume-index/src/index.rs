@@ -260,9 +260,13 @@ impl Index {
     }
 
     /// Whether lookups have looked into further levels [`LOOKS_PER_ENTRY`] times for each entry that a merge of all levels would
-    /// write, since the levels changed.
-    pub fn is_merge_paid(&self) -> bool {
-        self.extra_looks.get() > self.entries.saturating_mul(LOOKS_PER_ENTRY)
+    /// write, since the levels changed or this was last true: once for each merge.
+    pub fn take_paid_merge(&self) -> bool {
+        let is_paid = self.extra_looks.get() > self.entries.saturating_mul(LOOKS_PER_ENTRY);
+        if is_paid {
+            self.extra_looks.set(0);
+        }
+        is_paid
     }
 
     /// Looks up the slots of a query.

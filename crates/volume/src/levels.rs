@@ -195,6 +195,14 @@ impl Jobs {
         self.writers.iter().filter(is_short).count()
     }
 
+    /// Has all levels of a partition merged, unless that is being done or cannot be.
+    pub(crate) fn want_merge(&mut self, number: usize) {
+        let is_under_way = self.jobs[MERGE].as_ref().is_some_and(
+            |job| matches!(job.purpose, Purpose::Merge { partition, .. } if partition == number),
+        );
+        self.stale[number] |= !is_under_way && !self.damaged[number];
+    }
+
     fn is_stale(&self) -> bool {
         self.stale.contains(&true)
     }

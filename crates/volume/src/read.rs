@@ -157,8 +157,8 @@ impl Pool {
             if let Err(need) = index.lookup(&self.cache, &query, &mut self.slots) {
                 return Err(self.want_pages(&need, waiter));
             }
-            if index.is_merge_paid() {
-                self.jobs.stale[wanted.partition] = true;
+            if index.take_paid_merge() {
+                self.jobs.want_merge(wanted.partition);
             }
             let mut is_open = false;
             for (at, found) in self.found.iter_mut().enumerate().filter(|(_, found)| **found == Found::Open) {

@@ -81,7 +81,7 @@ fn check_shard(
     // Once more after a rebuild of the manifest, and of the index.
     loop {
         let expected = Expected { may_lack_checkpoint: true, shard: Some(shard), ..Expected::default() };
-        let opened = open(disk, expected).map_err(|error| failed(&error))?;
+        let opened = open(disk, expected, &failed)?;
         let Opened { mut store, recovered, copy, findings } = *opened;
         // The other shards keep the name of the creation.
         report.name = first.map_or_else(|| store.superblock().name.clone(), |first| first.name.clone());
@@ -252,15 +252,20 @@ fn described(finding: &Finding) -> Value {
 }
 
 /// Finds the pool on the disk.
-fn open(disk: &mut Disk, expected: Expected) -> Result<Box<Opened>, aryk_volume_store::Error> {
+fn open(
+    disk: &mut Disk,
+    expected: Expected,
+    failed: &dyn Fn(&dyn Display) -> Error,
+) -> Result<Box<Opened>, Error> {
     let mut opening = Opening::new(disk.base(), expected);
     let mut ops = VecDeque::new();
     loop {
         ops.extend(std::iter::from_fn(|| opening.next_op()));
         let op = ops.pop_front().expect("an opening has a result or an operation");
         if let Some(opened) = opening.completed(disk.run(op)) {
-            return opened;
+            return opened.map_err(|error| failed(&error));
         }
+        disk.renew_claim()?;
     }
 }
 

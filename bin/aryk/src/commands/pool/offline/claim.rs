@@ -1,8 +1,8 @@
 //! The claim of a pool that several hosts reach, while the pool is checked or repaired without a daemon.
 //!
-//! A check makes sure that no daemon renews the claim. A repair watches the claim for as long as a daemon does before a takeover,
-//! takes it, renews it until the end, and gives it back: no daemon opens the pool meanwhile. A pool that was only ever open on
-//! disks of one host has no claim.
+//! A check makes sure that no daemon renews the claim, and ends when one does. A repair watches the claim for as long as a daemon
+//! does before a takeover, takes it, renews it until the end, and gives it back: no daemon opens the pool meanwhile. A pool that
+//! was only ever open on disks of one host has no claim.
 
 use super::progress::Shown;
 use crate::watch::wait;
@@ -24,7 +24,8 @@ const BLOCK_BYTES: usize = 4096;
 pub enum ClaimError {
     /// Another process renews the claim, or has taken it.
     #[error(
-        "process {pid} of host '{host}' has the pool open: check the pool there, without --offline, or end that process"
+        "process {pid} of host '{host}' has the pool open, or had it a moment ago: \
+         check the pool there, without --offline, or wait until that process has ended"
     )]
     Taken {
         /// The process ID.
@@ -35,11 +36,16 @@ pub enum ClaimError {
     /// The block has no claim any more.
     #[error("the claim of the pool has gone: something else has written to the disk")]
     Gone,
-    /// A write of the claim may take effect too late.
+    /// A write of the claim took so long that another process may have taken it, too.
     #[error("the disk is too slow for the claim of its pool: try again")]
     Slow,
+    /// The claim was not renewed for so long that another process may have had the pool.
+    #[error(
+        "the pool's claim could not be renewed in time, and another host may have had the pool: start again"
+    )]
+    Late,
     /// The disk fails.
-    #[error("the claim of the pool: {0}")]
+    #[error("the claim of the pool, at byte {CLAIM_PLACE} of the disk: {0}")]
     Disk(#[from] io::Error),
 }
 
@@ -84,85 +90,111 @@ impl Block {
     }
 }
 
-/// A claim that this process has taken. Its drop gives the claim back.
-pub struct Held {
+/// The claim of a pool that is checked or repaired.
+pub struct Guard {
     block: Block,
     pace: ClaimPace,
-    /// The latest that was written, and the time before that.
+    /// What the block is to have, and the time before it was read or written.
     claim: Claim,
     at: Duration,
+    /// Whether it is this process's, which gives it back at the end.
+    is_ours: bool,
 }
 
-impl Held {
-    /// Makes sure that no daemon has the pool on the disk at `path`, and takes its claim for a repair. `None` for a check, and
-    /// for a pool without a claim.
-    pub fn take(
+impl Guard {
+    /// Makes sure that no daemon has the pool on the disk at `path`, and takes its claim for a repair. `None` if the pool has no
+    /// claim.
+    pub fn new(
         path: &Path,
         pace: ClaimPace,
         repairs: bool,
         is_json: bool,
     ) -> Result<Option<Self>, ClaimError> {
         let mut block = Block::open(path, repairs)?;
-        let Some(mut seen) = block.read()? else { return Ok(None) };
+        let found = match block.read() {
+            Err(error) if !repairs => {
+                // That is what a check is for. Pools of one host do without the block.
+                eprintln!(
+                    "Whether another host has the pool is unknown: byte {CLAIM_PLACE} of the disk: {error}"
+                );
+                None
+            }
+            read => read?,
+        };
+        let Some(mut seen) = found else { return Ok(None) };
         let holder = Holder::of_this_process();
         if !seen.is_released && !holder.has_outlived(&seen) {
             let time = if repairs { pace.watch } else { pace.lease };
             seen = watch(&mut block, seen, time, pace.look, is_json)?;
         }
-        if !repairs {
-            return Ok(None);
+        let mut guard = Self { block, pace, claim: seen, at: now(), is_ours: false };
+        if repairs {
+            guard.take(&holder)?;
         }
-        let at = now();
-        let found = block.read()?;
-        if found.as_ref() != Some(&seen) {
-            return Err(unexpected(found));
-        }
-        let claim = holder.claim(seen.pool, seen.beat.wrapping_add(1));
-        block.write(&claim)?;
-        let mut held = Self { block, pace, claim, at };
-        held.settle()?;
-        Ok(Some(held))
+        Ok(Some(guard))
     }
 
-    /// Renews the claim if it is time to.
+    /// Takes the claim, which is another process's.
+    fn take(&mut self, holder: &Holder) -> Result<(), ClaimError> {
+        self.confirm()?;
+        self.claim = holder.claim(self.claim.pool, self.claim.beat.wrapping_add(1));
+        self.block.write(&self.claim)?;
+        if now() >= self.at + self.pace.hurry {
+            return Err(ClaimError::Slow);
+        }
+        // A daemon whose disk compares and writes at once does not wait. If this write has replaced its claim, its lease ends.
+        wait(self.pace.lease.max(self.pace.settle));
+        self.at = now();
+        self.confirm()?;
+        self.is_ours = true;
+        Ok(())
+    }
+
+    /// Makes sure that the block still has the claim, and renews it if it is this process's, if it is time to. To be called again
+    /// and again.
     pub fn renew(&mut self) -> Result<(), ClaimError> {
         let begin = now();
-        let age = begin.saturating_sub(self.at);
-        if age < self.pace.beat {
+        if begin < self.at + self.pace.beat {
             return Ok(());
         }
+        let last = std::mem::replace(&mut self.at, begin);
         self.confirm()?;
+        if !self.is_ours {
+            return Ok(());
+        }
+        // Until it is known to be in time.
+        self.is_ours = false;
         let next = self.next();
         self.block.write(&next)?;
-        (self.claim, self.at) = (next, begin);
-        // After the lease, another process may be taking the claim, too.
-        if age >= self.pace.lease { self.settle() } else { Ok(()) }
+        self.claim = next;
+        // Another process takes a claim that was not renewed for so long, and this write may have replaced that one's.
+        if now() >= last + self.pace.watch {
+            return Err(ClaimError::Late);
+        }
+        self.is_ours = true;
+        Ok(())
+    }
+
+    /// Whether it is this process's, so that what is written must not take effect later.
+    pub const fn is_ours(&self) -> bool {
+        self.is_ours
     }
 
     fn next(&self) -> Claim {
         Claim { beat: self.claim.beat.wrapping_add(1), ..self.claim.clone() }
     }
 
-    /// Waits until no other process that has read the claim before this one's write can write any more, and reads it again.
-    fn settle(&mut self) -> Result<(), ClaimError> {
-        if now() >= self.at + self.pace.hurry {
-            return Err(ClaimError::Slow);
-        }
-        wait(self.pace.settle);
-        self.confirm()
-    }
-
-    /// Reads the claim, which is to be this process's.
+    /// Reads the claim, which is to be as it was.
     fn confirm(&mut self) -> Result<(), ClaimError> {
         let found = self.block.read()?;
         if found.as_ref() == Some(&self.claim) { Ok(()) } else { Err(unexpected(found)) }
     }
 }
 
-impl Drop for Held {
+impl Drop for Guard {
     fn drop(&mut self) {
-        if self.confirm().is_ok() {
-            // Without that, daemons wait until the claim is old.
+        // After the lease, the claim may be another daemon's soon. Without this, daemons wait until the claim is old.
+        if self.is_ours && now() < self.at + self.pace.lease && self.confirm().is_ok() {
             let _ = self.block.write(&Claim { is_released: true, ..self.next() });
         }
     }
@@ -221,7 +253,7 @@ mod tests {
     const PACE: ClaimPace = ClaimPace {
         beat: Duration::from_millis(20),
         lease: Duration::from_secs(1),
-        watch: Duration::from_millis(1500),
+        watch: Duration::from_secs(3),
         look: Duration::from_millis(10),
         hurry: Duration::from_secs(60),
         settle: Duration::from_millis(30),
@@ -249,8 +281,8 @@ mod tests {
             Claim::parse(&bytes)
         }
 
-        fn take(&self, repairs: bool) -> Result<Option<Held>, ClaimError> {
-            Held::take(self.0.path(), PACE, repairs, true)
+        fn guard(&self, repairs: bool) -> Result<Option<Guard>, ClaimError> {
+            Guard::new(self.0.path(), PACE, repairs, true)
         }
     }
 
@@ -265,24 +297,37 @@ mod tests {
     fn a_repair_takes_the_claim_of_a_dead_host_and_gives_it_back() {
         let shared = Shared::new(Some(&other(5)));
         let begin = now();
-        assert!(shared.take(false).unwrap().is_none());
+        let mut looking = shared.guard(false).unwrap().expect("the pool has a claim");
         assert!(now() - begin >= PACE.lease);
         assert_eq!(shared.found(), Some(other(5)), "a check writes nothing");
+        wait(PACE.beat);
+        looking.renew().unwrap();
         let begin = now();
-        let mut held = shared.take(true).unwrap().expect("the pool has a claim");
-        assert!(now() - begin >= PACE.watch);
+        let mut held = shared.guard(true).unwrap().expect("the pool has a claim");
+        assert!(now() - begin >= PACE.watch + PACE.lease);
+        assert!(matches!(looking.renew(), Err(ClaimError::Taken { .. })), "the check is void");
+        drop(looking);
         let taken = shared.found().unwrap();
         assert_eq!((taken.pid, taken.pool, taken.beat), (std::process::id(), Uuid::from_u128(3), 6));
         wait(PACE.beat);
         held.renew().unwrap();
         assert_eq!(shared.found().unwrap(), Claim { beat: 7, ..taken.clone() });
-        // After its lease, it makes sure that it is alone.
-        wait(PACE.lease);
-        let begin = now();
-        held.renew().unwrap();
-        assert!(now() - begin >= PACE.settle);
         drop(held);
-        assert_eq!(shared.found().unwrap(), Claim { beat: 9, is_released: true, ..taken });
+        assert_eq!(shared.found().unwrap(), Claim { beat: 8, is_released: true, ..taken });
+    }
+
+    #[test]
+    fn a_repair_that_was_stopped_for_too_long_ends_and_does_not_give_the_claim_back() {
+        let shared = Shared::new(Some(&Claim { is_released: true, ..other(0) }));
+        let mut held = shared.guard(true).unwrap().unwrap();
+        wait(PACE.watch);
+        assert!(matches!(held.renew(), Err(ClaimError::Late)));
+        drop(held);
+        assert!(!shared.found().unwrap().is_released);
+        let stopped = shared.guard(true).unwrap().unwrap();
+        wait(PACE.lease);
+        drop(stopped);
+        assert!(!shared.found().unwrap().is_released);
     }
 
     #[test]
@@ -300,7 +345,7 @@ mod tests {
                 }
             });
             for repairs in [false, true] {
-                let refused = shared.take(repairs).map(drop).unwrap_err();
+                let refused = shared.guard(repairs).map(drop).unwrap_err();
                 assert!(refused.to_string().contains("process 7 of host 'hv2' has the pool"), "{refused}");
             }
             is_over.store(true, Ordering::Relaxed);
@@ -316,11 +361,11 @@ mod tests {
         for claim in [Claim { is_released: true, ..other(1) }, ended] {
             let shared = Shared::new(Some(&claim));
             let begin = now();
-            assert!(shared.take(true).unwrap().is_some());
-            assert!(now() - begin < PACE.lease);
+            assert!(shared.guard(true).unwrap().is_some());
+            assert!(now() - begin < PACE.watch);
         }
         let local = Shared::new(None);
-        assert!(local.take(true).unwrap().is_none());
+        assert!(local.guard(true).unwrap().is_none());
         assert_eq!(local.found(), None);
     }
 
@@ -328,7 +373,7 @@ mod tests {
     fn a_repair_ends_when_another_process_has_taken_the_pool() {
         for thief in [Some(other(1)), None] {
             let shared = Shared::new(Some(&Claim { is_released: true, ..other(0) }));
-            let mut held = shared.take(true).unwrap().unwrap();
+            let mut held = shared.guard(true).unwrap().unwrap();
             match &thief {
                 Some(thief) => shared.put(thief),
                 None => shared.0.as_file().write_all_at(&[0; CLAIM_BYTES], CLAIM_PLACE).unwrap(),

@@ -2,7 +2,7 @@
 //! or it is locked and claimed as a daemon does that.
 
 use super::Options;
-use super::claim::{ClaimError, Held};
+use super::claim::Guard;
 use crate::error::Error;
 use aryk_volume::{Shard, StoreError, UNIT};
 use aryk_volume_store::{
@@ -33,8 +33,8 @@ const RESIZES: libc::off_t = 3;
 /// The disk.
 pub struct Disk {
     path: PathBuf,
-    /// The claim of its pool, if other hosts reach the pool and it is being repaired.
-    claim: Option<Held>,
+    /// The claim of its pool, if other hosts reach the pool.
+    claim: Option<Guard>,
     file: File,
     /// Bytes of the file.
     bytes: u64,
@@ -64,19 +64,19 @@ impl Disk {
             return Err(failed(why.to_owned()));
         }
         let bytes = file.seek(SeekFrom::End(0))?;
-        let claim = Held::take(path, ClaimPace::default(), is_writable, options.is_json)
+        let claim = Guard::new(path, ClaimPace::default(), is_writable, options.is_json)
             .map_err(|error| failed(error.to_string()))?;
         let written = (!is_writable).then(HashMap::new);
         Ok(Self { path: path.to_owned(), claim, file, bytes, shard: Shard::ALL, written })
     }
 
-    /// Renews the claim of the pool if it is time to. To be called again and again.
+    /// Looks at the claim of the pool if it is time to, and renews it for a repair. To be called again and again.
     ///
     /// # Errors
     /// [`Error::File`]: another process has the pool now.
     pub fn renew_claim(&mut self) -> Result<(), Error> {
-        let renewed = self.claim.as_mut().map_or(Ok(()), Held::renew);
-        renewed.map_err(|error: ClaimError| Error::File(format!("{}: {error}", self.path.display())))
+        let renewed = self.claim.as_mut().map_or(Ok(()), Guard::renew);
+        renewed.map_err(|error| Error::File(format!("{}: {error}", self.path.display())))
     }
 
     /// The number of shards of the pool, as far as a superblock says it.
@@ -149,7 +149,12 @@ impl Disk {
 
     fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), StoreError> {
         let Some(written) = &mut self.written else {
-            return self.file.write_all_at(bytes, offset).map_err(|error| match error.raw_os_error() {
+            let mut result = self.file.write_all_at(bytes, offset);
+            if self.claim.as_ref().is_some_and(Guard::is_ours) {
+                // The kernel would write it some time later, when another host may have the pool.
+                result = result.and_then(|()| self.file.sync_data());
+            }
+            return result.map_err(|error| match error.raw_os_error() {
                 Some(libc::ENOSPC | libc::EDQUOT) => StoreError::NoSpace,
                 _ => StoreError::Medium,
             });
