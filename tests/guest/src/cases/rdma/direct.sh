@@ -36,7 +36,7 @@ detach_far
 attach_far rdma 4420 --dma pin
 begin_vm 600
 sleep 1
-limit=$(($(pinned $user) - 64))
+limit=$(($(pinned $user) + 8192))
 end_vm
 detach_far
 end_user
