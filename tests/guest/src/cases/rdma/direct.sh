@@ -32,7 +32,7 @@ echo "submitted again: $(member resubmitted)" >&2
 [ "$(member resubmitted)" -gt 0 ] || fail "nothing was submitted again"
 detach_far
 
-# The limit of locked memory has room for the VM's memory, but not for connections beside it: data is copied.
+# The limit of locked memory has room for the VM's memory, but not for as many connections beside it as may come: data is copied.
 attach_far rdma 4420 --dma pin
 begin_vm 600
 sleep 1
