@@ -1,4 +1,5 @@
-//! The claim: which daemon has a pool open on a disk that several hosts reach. Any context.
+//! The claim: which daemon has a pool open on a disk that several hosts reach. Any context, but [`Holder`] asks the kernel:
+//! control context.
 //!
 //! It is no part of the pool's state: no checkpoint or edit refers to it, and a pool without one opens. It has 512 bytes, so a
 //! disk writes it as a whole or not at all.
@@ -141,15 +142,15 @@ impl Default for ClaimPace {
 /// A process that claims pools, as its claims name it.
 #[derive(Clone, Debug)]
 pub struct Holder {
-    /// Its life.
+    /// The life of the process: a number that no other one has.
     pub daemon: Uuid,
     /// The boot of its host; nil if that is unknown.
     pub boot: Uuid,
     /// The namespace of its process ID, by its inode; 0 if that is unknown.
     pub pid_namespace: u64,
-    /// Its process ID.
+    /// The process ID.
     pub pid: u32,
-    /// The name of its host.
+    /// The name of the host.
     pub host: String,
 }
 
@@ -177,7 +178,7 @@ impl Holder {
         claim.pid == self.pid || rustix::process::test_kill_process(pid) == Err(rustix::io::Errno::SRCH)
     }
 
-    /// Its claim of a pool.
+    /// Makes the claim of the process on a pool, with the number of a beat.
     pub fn claim(&self, pool: Uuid, beat: u64) -> Claim {
         let Self { daemon, boot, pid_namespace, pid, ref host } = *self;
         Claim { pool, daemon, boot, pid_namespace, pid, is_released: false, beat, host: host.clone() }

@@ -311,8 +311,8 @@ impl Pool {
         self.jobs.jobs[FLUSH] = Some(Job::new(Purpose::Flush(Box::new(flush)), begun));
     }
 
-    /// Whether merges are so far behind that no more levels are to be added, unless free blobs are short. Then the backlog grows,
-    /// and with it the price of writes.
+    /// Whether merges are so far behind that a flush waits for them, if free blobs are not short. Then the backlog grows, and
+    /// with it the price of writes.
     fn is_behind(&self) -> bool {
         let is_behind = |number: usize| {
             let levels = self.partitions[number].index.levels();

@@ -1,8 +1,8 @@
 //! The claim of a pool that several hosts reach, while the pool is checked or repaired without a daemon.
 //!
 //! A check makes sure that no daemon renews the claim, and ends when one does. A repair watches the claim for as long as a daemon
-//! does before a takeover, takes it, renews it until the end, and gives it back: no daemon opens the pool meanwhile. A pool that
-//! was only ever open on disks of one host has no claim.
+//! does before a takeover, takes it, renews it until the end, and gives it back: no daemon opens the pool before that. A pool
+//! that was only ever open on disks of one host has no claim.
 
 use super::progress::Shown;
 use crate::watch::wait;
@@ -114,9 +114,11 @@ impl Guard {
         let found = match block.read() {
             Err(error) if !repairs => {
                 // That is what a check is for. Pools of one host do without the block.
-                eprintln!(
-                    "Whether another host has the pool is unknown: byte {CLAIM_PLACE} of the disk: {error}"
-                );
+                if !is_json {
+                    eprintln!(
+                        "Whether another host has the pool is unknown: byte {CLAIM_PLACE} of the disk: {error}"
+                    );
+                }
                 None
             }
             read => read?,
@@ -142,8 +144,8 @@ impl Guard {
         if now() >= self.at + self.pace.hurry {
             return Err(ClaimError::Slow);
         }
-        // A daemon whose disk compares and writes at once does not wait. If this write has replaced its claim, its lease ends.
-        wait(self.pace.lease.max(self.pace.settle));
+        // A daemon whose disk compares and writes at once does not settle. If this write replaced its claim, its lease ends.
+        wait(self.pace.lease);
         self.at = now();
         self.confirm()?;
         self.is_ours = true;
@@ -173,11 +175,6 @@ impl Guard {
         }
         self.is_ours = true;
         Ok(())
-    }
-
-    /// Whether it is this process's, so that what is written must not take effect later.
-    pub const fn is_ours(&self) -> bool {
-        self.is_ours
     }
 
     fn next(&self) -> Claim {

@@ -150,7 +150,7 @@ impl Disk {
     fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), StoreError> {
         let Some(written) = &mut self.written else {
             let mut result = self.file.write_all_at(bytes, offset);
-            if self.claim.as_ref().is_some_and(Guard::is_ours) {
+            if self.claim.is_some() {
                 // The kernel would write it some time later, when another host may have the pool.
                 result = result.and_then(|()| self.file.sync_data());
             }
